@@ -60,7 +60,7 @@ def step(kind, rows, columns, indices, values):
 def main(_):
     strategy = poseidon.PoseidonStrategy()
     rank, size = strategy.rank, strategy.num_replicas_in_sync
-    communicator = strategy.extended.communicator
+    communicator = strategy.extended.job.communicator
     results = []
     with rich.progress.Progress(disable=rank != 0, transient=True) as progress:
         for rows, columns, count in progress.track(_CASES, description="tables"):

@@ -55,7 +55,7 @@ def unwrapped() -> Iterator[None]:
 
 def main(_):
     strategy = poseidon.PoseidonStrategy()
-    communicator = strategy.extended.communicator
+    communicator = strategy.extended.job.communicator
     if communicator is None:
         raise SystemExit("This is a single process, expected several; start it with mpiexec -n 2 or more.")
     rng = np.random.default_rng(0)

@@ -22,9 +22,9 @@ import numpy as np
 import tensorflow as tf
 
 import tf_poseidon as poseidon
-from tf_poseidon import partitioning
 from tf_poseidon.job import runtime
 from tf_poseidon.keras_hook import comparing
+from tf_poseidon.one_process import partitioning
 
 FAULT_TIME = "FAULT_TIME"
 

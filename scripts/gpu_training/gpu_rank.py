@@ -60,7 +60,7 @@ def main(_: Sequence[str]) -> None:
     with strategy.scope():
         for name in gpu_setting.MODELS.value or gpu_models.MODELS:
             results[name] = _compared(strategy, name)
-            if strategy.extended.communicator.rank == 0:
+            if strategy.rank == 0:
                 gpu_setting.save(f"{_POLICY.value}.{_NUMBERS.value}{'.apart' * gpu_setting.APART.value}", results)
 
 

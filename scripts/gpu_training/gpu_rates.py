@@ -74,7 +74,7 @@ def main(_: Sequence[str]) -> None:
         model = _model()
         _fit(model, _ROWS, _WARM)
         results["whole_step_s"] = _fit(model, _ROWS, _STEPS)
-    if strategy.extended.communicator.rank == 0:
+    if strategy.rank == 0:
         results |= {"copies": _copies(timeline.ranks[0]), "memory": strategy.stats()["staging"]}
         gpu_setting.save("rates.apart" if gpu_setting.APART.value else "rates", results)
         print(timeline)

@@ -53,7 +53,8 @@ class _Notes:
         if config.getoption("--how") == "scope":
             import tf_poseidon as poseidon
             self._strategy = poseidon.PoseidonStrategy(policy="ps", timeout_s=config.getoption("--wait_s"))
-            self._communicator, rank = self._strategy.extended.communicator, self._strategy.rank
+            job, rank = self._strategy.extended.job, self._strategy.rank
+            self._communicator = job and job.communicator
         self._prefix = config.getoption("--notes")
         self._file = open(f"{self._prefix}.{rank}", "a")
         tests = config.getoption("--tests")

@@ -31,10 +31,10 @@ def executed():
     report = {}
     strategy = poseidon.PoseidonStrategy(**OPTIONS)
     for policy in ("sfb", "ps"):
-        cluster = strategy.extended.graph_pass.session.planner.cluster
-        strategy.extended.graph_pass.session.planner = planning.Planner(cluster, policy, merge=True)
+        cluster = strategy.extended.job.graph_pass.session.planner.cluster
+        strategy.extended.job.graph_pass.session.planner = planning.Planner(cluster, policy, merge=True)
         keras.backend.clear_session()
-        strategy.extended.graph_pass.session._plans.clear()
+        strategy.extended.job.graph_pass.session._plans.clear()
         model, x, y = small_model(strategy)
         before = set(strategy.stats()["sites"])
         with context.collect_graphs(optimized=True) as graphs:

@@ -9,11 +9,11 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import function as defun
 from tensorflow.python.ops import functional_ops
 
-from tf_poseidon import calls
-from tf_poseidon import one_process
-from tf_poseidon import partitioning
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.job import communicator
+from tf_poseidon.one_process import calls
+from tf_poseidon.one_process import partitioning
+from tf_poseidon.one_process import tracing
 
 F64 = tf.float64
 
@@ -128,8 +128,8 @@ PROGRAMS = (while_of_defuns, defun_that_is_not_inlined, compiled_by_xla, in_cond
 
 def _partitioned(function, x):
     """Returns a function of one step as it is partitioned, and a reference to its trace, which is not kept."""
-    traced = one_process.traced(lambda x: function(x), calls.Call(function, {}, (x,), {}))
-    made = partitioning.Partitioned(traced, partitioning.Job(1), 4, trains=False)
+    traced = tracing.traced(lambda x: function(x), calls.Call(function, {}, (x,), {}))
+    made = partitioning.Partitioned(traced, partitioning.Options(1), 4, trains=False)
     tf_compat.dismantle(traced.graph)
     return made, weakref.ref(traced.graph)
 
@@ -167,7 +167,7 @@ def test_a_trace_that_is_not_partitioned_computes_the_same():
         return tf.reduce_max(tf.exp(y)), tf.reduce_min(tf.sigmoid(x))
 
     x, y = tf.constant([[1.0], [2.0]], F64), tf.constant([[3.0], [5.0]], F64)
-    traced = one_process.traced(step, calls.Call(step, {}, (x, y), {}))
-    made = partitioning.Partitioned(traced, partitioning.Job(1), 2, trains=False)
+    traced = tracing.traced(step, calls.Call(step, {}, (x, y), {}))
+    made = partitioning.Partitioned(traced, partitioning.Options(1), 2, trains=False)
     for results in (traced(x, y), made((x, y))):
         assert [float(value) for value in results] == [float(value) for value in step(x, y)]

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_poseidon import calls
-from tf_poseidon import one_process
-from tf_poseidon import partitioning
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import functions
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.job import communicator
+from tf_poseidon.one_process import calls
+from tf_poseidon.one_process import partitioning
+from tf_poseidon.one_process import stepping
+from tf_poseidon.one_process import tracing
 
 STEPS = 3
 
@@ -106,8 +107,8 @@ def partitioned(function):
     """Returns (a function's state, the function for one rank)."""
     state, x = State(), tf.ones((4, 2))
     call = calls.Call(lambda x: function(state, x), {}, (x,), {})
-    traced = one_process.traced(call_of(function, state), call)
-    return state, partitioning.Partitioned(traced, partitioning.Job(1), 4, trains=False)
+    traced = tracing.traced(call_of(function, state), call)
+    return state, partitioning.Partitioned(traced, partitioning.Options(1), 4, trains=False)
 
 
 def call_of(function, state):
@@ -235,7 +236,7 @@ def test_batches_are_taken_as_many_at_a_time_as_run(monkeypatch, at_a_time, numb
         return float(inputs[-1][0][0])
 
     trace = types.SimpleNamespace(unrolled_steps=lambda number: at_a_time, run=run)
-    steps = one_process.Steps(types.SimpleNamespace(graph_pass=types.SimpleNamespace(plan=None)))
+    steps = stepping.Steps(types.SimpleNamespace(graph_pass=types.SimpleNamespace(plan=None)))
     monkeypatch.setattr(steps, "_trace_of", lambda function, call, reads_later: trace)
     result = steps.run_unrolled(lambda x: x, take, number)
     assert (lengths, result) == (ran, min(number, available) - 1 if available else None)

@@ -310,7 +310,7 @@ def incomplete_group():
 def wait_and_idle():
     """Prints the share of a core that rank 0 uses while it waits for rank 1, and while idle."""
     strategy = poseidon.PoseidonStrategy()
-    communicator = strategy.extended.communicator
+    communicator = strategy.extended.job.communicator
     for what in ("wait", "idle"):
         communicator.sum("begin", np.zeros(1))
         begin_wall, begin_cpu = time.perf_counter(), time.process_time()

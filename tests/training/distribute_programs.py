@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_poseidon as poseidon
-from tf_poseidon import partitioning
+from tf_poseidon.one_process import partitioning
 
 PROGRAMS = {}
 

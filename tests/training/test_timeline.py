@@ -383,7 +383,8 @@ def test_disk_is_full_when_the_trace_is_written(name, alone, tmp_path):
 ])
 def test_where_there_is_nothing_to_see_it_is_refused(communicator, message, monkeypatch):
     monkeypatch.setattr(runtime, "engine", lambda: engines.load("horovod"))
-    strategy = types.SimpleNamespace(extended=types.SimpleNamespace(communicator=communicator))
+    job = communicator and types.SimpleNamespace(communicator=communicator)
+    strategy = types.SimpleNamespace(extended=types.SimpleNamespace(job=job))
     with pytest.raises(PoseidonError, match=message):
         PoseidonStrategy.timeline(strategy, "trace.json")
 

@@ -34,7 +34,7 @@ from small_models import small
 from small_models import two_in_two_out
 import tensorflow as tf
 
-from tf_poseidon import partitioning
+from tf_poseidon.one_process import partitioning
 
 
 @contextlib.contextmanager

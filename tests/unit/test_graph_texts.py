@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_poseidon import graph_texts
-from tf_poseidon import partitioning
 from tf_poseidon.job import agreement
+from tf_poseidon.one_process import graph_texts
+from tf_poseidon.one_process import partitioning
 
 VARIABLE = tf.Variable([1., 2.])
 SPEC = tf.TensorSpec([None, 2])

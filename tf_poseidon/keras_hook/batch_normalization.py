@@ -15,9 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_poseidon import one_process
 from tf_poseidon import ops
 from tf_poseidon.keras_hook.common import replaced
+from tf_poseidon.one_process import context
 
 _thread = threading.local()
 
@@ -27,7 +27,7 @@ def call(original: Callable[..., Any], layer: keras.layers.Layer, inputs: tf.Ten
     """Normalises each rank's rows separately."""
     is_of_all = layer.synchronized or getattr(_thread, "is_of_all", False) or getattr(
         tf.distribute.get_strategy().extended, "global_batch_norm", False)
-    if not (training and layer.trainable and one_process.is_step()) or is_of_all or is_own():
+    if not (training and layer.trainable and context.is_step()) or is_of_all or is_own():
         return original(layer, inputs, training=training, mask=mask)
     mask = None if mask is None else ops.own(mask)
     with contextlib.ExitStack() as stack:

@@ -183,7 +183,7 @@ def share_state(model: keras.Model, communicator: Communicator, is_expected: boo
         communicator: This rank's communicator.
         is_expected: Whether differences are normal, since rank 0 may have restored a checkpoint.
     """
-    model.distribute_strategy.extended.broadcast_new_variables()
+    model.distribute_strategy.extended.job.new_variables.broadcast()
     variables = common_variables(model)
     differs = communicator.sum("state/differs", comparing.differ_from_rank_0(variables, communicator)) > 0
     waits = [(v, communicator.submit(f"state/{i}", v.numpy(), root=0))
@@ -204,7 +204,7 @@ def compare_state(model: keras.Model, when: str) -> None:
 
 def common_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of a model and of its optimizers that are the same on all ranks."""
-    held = model.distribute_strategy.extended.held
+    held = model.distribute_strategy.extended.job.held
     candidates = (*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables))
     return list({id(v): v for v in candidates if not held.holds(keras_compat.value(v))}.values())
 
@@ -250,7 +250,7 @@ def accumulators(model: keras.Model) -> list[tf.Variable]:
 
 def _held_accumulators(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables in which each rank accumulates the gradients of its own rows."""
-    held = model.distribute_strategy.extended.held
+    held = model.distribute_strategy.extended.job.held
     return [variable for variable in _accumulators(model) if held.holds(variable.value)]
 
 

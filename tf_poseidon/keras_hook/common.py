@@ -12,7 +12,7 @@ import tensorflow as tf
 def is_ours(strategy: tf.distribute.Strategy) -> bool:
     """Whether a strategy is a PoseidonStrategy in a job of several processes."""
     # By its attributes, since strategy.py imports the hooks.
-    return getattr(strategy.extended, "communicator", None) is not None
+    return getattr(strategy.extended, "job", None) is not None
 
 
 @contextlib.contextmanager

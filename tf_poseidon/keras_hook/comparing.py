@@ -41,7 +41,7 @@ def compare(model: keras.Model, variables: Sequence[keras.Variable], when: str) 
     Raises:
         PoseidonError: On all ranks, if some variable differs on some rank.
     """
-    communicator = model.distribute_strategy.extended.communicator
+    communicator = model.distribute_strategy.extended.job.communicator
     differs = differ_from_rank_0(variables, communicator)
     of_ranks = np.zeros([communicator.size, len(variables)], np.int64)
     of_ranks[communicator.rank] = differs

@@ -15,11 +15,8 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
-from tf_poseidon import calls
 from tf_poseidon import grappler
-from tf_poseidon import one_process
 from tf_poseidon import options as options_lib
-from tf_poseidon import partitioning
 from tf_poseidon import planning
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.compat import tensorflow as tf_compat
@@ -30,6 +27,10 @@ from tf_poseidon.graph_passes import session
 from tf_poseidon.keras_hook import batch_normalization
 from tf_poseidon.keras_hook import callbacks
 from tf_poseidon.keras_hook import hooks
+from tf_poseidon.one_process import calls
+from tf_poseidon.one_process import context
+from tf_poseidon.one_process import partitioning
+from tf_poseidon.one_process import tracing
 
 # Prefix of the names of a step's nodes under `fit`: Keras' two functions call it, and it calls them.
 _CALLS = 2 * "StatefulPartitionedCall/" + f"{partitioning.NODES}/"
@@ -97,12 +98,12 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     planner = planning.Planner(cluster, policy, tuple(dict(pins or {}).items()), merge)
     planner.plan(())  # checks policy and pins before anything takes long
     # A single worker would synchronise nothing, so its step is partitioned for two.
-    job = partitioning.Job(max(workers, 2), wire_dtype, inlines=True)
+    options = partitioning.Options(max(workers, 2), wire_dtype, inlines=True)
     with hooks.installed():
         try:
             element = keras.tree.lists_to_tuples(_element(model, data))
             with batch_normalization.of_all_rows() if global_batch_norm else contextlib.nullcontext():
-                step = _trace(model, element, batch_size * job.size)
+                step = _trace(model, element, batch_size * options.size)
         except PoseidonError:
             raise
         except Exception as error:  # whatever Keras or the model itself says
@@ -117,7 +118,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
                              "to synchronise.")
         # As in `fit` without callbacks that read logs of batches.
         metrics = [variable.value for variable in model.metrics_variables if variable.aggregation == "sum"]
-        partitioned = partitioning.Partitioned(step, job, batch_size * job.size, callbacks.accumulators(model),
+        partitioned = partitioning.Partitioned(step, options, batch_size * options.size, callbacks.accumulators(model),
                                                candidates=metrics if model.compiled else None)
         graph_pass = grappler.GraphPass(session.RewriteSession(planner))
         graph_pass.expect(partitioned.whole, partitioned.has_sites)
@@ -210,11 +211,11 @@ def _trace(model: keras.Model, element: Any, total: int) -> tf.types.experimenta
             lambda spec: tf.compat.v1.placeholder(spec.dtype, [total, *spec.shape]), element)
     step = model.train_step if model.compiled else lambda batch: _plain_step(model, batch)
     call = calls.Call(step, {}, (batch,), {})
-    step = one_process.as_step(step)
+    step = context.as_step(step)
     if not hasattr(strategy.extended, "one_replica"):  # plain Keras
-        return one_process.traced(step, call)
+        return tracing.traced(step, call)
     with strategy.scope():
-        return one_process.traced(step, call, strategy.extended.one_replica)
+        return tracing.traced(step, call, strategy.extended.one_replica)
 
 
 def _plain_step(model: keras.Model, batch: tuple[Any, ...]) -> None:

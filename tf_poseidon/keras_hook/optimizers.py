@@ -14,11 +14,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_poseidon import one_process
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.keras_hook.common import is_ours
 from tf_poseidon.loops import step as step_lib
+from tf_poseidon.one_process import context
 
 
 def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, grads: Sequence[step_lib.Gradient],
@@ -26,7 +26,7 @@ def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, g
     """In `strategy.run`, synchronises gradients before the outermost optimizer clips, decides or accumulates."""
     step = step_lib.current()
     if step is None:
-        if is_ours(keras_compat.strategy_of(optimizer)) and not one_process.is_inside():
+        if is_ours(keras_compat.strategy_of(optimizer)) and not context.is_inside():
             raise GraphError(
                 f"The optimizer '{optimizer.name}' was asked to apply gradients outside "
                 "strategy.run, where they cannot be synchronised; decorate the training step with "

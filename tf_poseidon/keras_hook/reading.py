@@ -17,9 +17,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from tf_poseidon import one_process
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.one_process import tracing
 
 _SECONDS = 0.2  # from one reading for a progress bar to the next
 
@@ -28,10 +28,10 @@ class Logs(dict):
     """The logs of a step that no one has read: for callbacks, empty.
 
     Attributes:
-        pending: The `one_process.Pending`.
+        pending: The `tracing.Pending`.
     """
 
-    def __init__(self, pending: one_process.Pending) -> None:
+    def __init__(self, pending: tracing.Pending) -> None:
         super().__init__()
         self.pending = pending
 
@@ -61,7 +61,7 @@ class Loop:
 
     def logs(self, results: Any) -> Any:
         """Returns the logs of an execution, given its results."""
-        if not isinstance(results, one_process.Pending):
+        if not isinstance(results, tracing.Pending):
             return results
         self._left -= 1
         if not self._is_shown or self._left:
@@ -86,10 +86,10 @@ def loop(model: keras.Model, phase: str, needs: Set[str]) -> Iterator[None]:
         phase: "train", "test" or "predict".
         needs: What callbacks need, `callbacks.needs_of`.
     """
-    extended = model.distribute_strategy.extended
+    job = model.distribute_strategy.extended.job
     # Verify mode compares whole variables; a model with its own method may read what it likes.
-    is_read = f"logs of {phase}" in needs or extended.verifier is not None or not keras_compat.reads_logs_at_end(model)
-    found = None if is_read else Loop(model, phase, extended.communicator, "show progress" in needs)
+    is_read = f"logs of {phase}" in needs or job.verifier is not None or not keras_compat.reads_logs_at_end(model)
+    found = None if is_read else Loop(model, phase, job.communicator, "show progress" in needs)
     token = _loop.set(found)
     try:
         yield

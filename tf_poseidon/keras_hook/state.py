@@ -43,7 +43,7 @@ def assign(original: Callable[..., Any], variable: keras.Variable, value: tf.Ten
 def get_attr_skipset(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Does not count the variables that Keras creates when it saves a model, and drops."""
     strategy = tf.distribute.get_strategy()
-    with strategy.extended.own_variables() if is_ours(strategy) else contextlib.nullcontext():
+    with strategy.extended.job.new_variables.left_out() if is_ours(strategy) else contextlib.nullcontext():
         return original(*args, **kwargs)
 
 

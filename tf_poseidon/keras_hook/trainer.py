@@ -17,7 +17,6 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tf_poseidon import one_process
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.data import datasets
 from tf_poseidon.data import fingerprints
@@ -33,6 +32,8 @@ from tf_poseidon.keras_hook import reading
 from tf_poseidon.keras_hook import resuming
 from tf_poseidon.keras_hook import unrolling
 from tf_poseidon.keras_hook.common import is_ours
+from tf_poseidon.one_process import context
+from tf_poseidon.one_process import stepping
 
 # By model: the number of calls of each method for one batch.
 _calls = weakref.WeakKeyDictionary()
@@ -43,6 +44,7 @@ _user, _user_lock = None, threading.Lock()
 def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     """Checks the model, coordinates callbacks, and shows progress on rank 0 only."""
     strategy, method = check_model(model), original.__name__
+    job = strategy.extended.job
     with contextlib.ExitStack() as stack:
         is_outermost = stack.enter_context(_only_thread(model, method))
         is_new = getattr(model, f"{_PHASES[method]}_function") is None
@@ -50,12 +52,12 @@ def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: 
         bound = inspect.signature(original).bind(model, *args, **kwargs)
         if is_outermost:  # fit calls evaluate
             stack.enter_context(strategy.extended.in_method(method))
-            descriptions.compare(model, method, bound.arguments, is_new, strategy.extended.communicator)
-        callbacks = callbacks_lib.coordinate(bound.arguments.get("callbacks"), strategy.extended.communicator, method,
+            descriptions.compare(model, method, bound.arguments, is_new, job.communicator)
+        callbacks = callbacks_lib.coordinate(bound.arguments.get("callbacks"), job.communicator, method,
                                              bound.arguments.get("verbose", "auto"))
         bound.arguments["callbacks"] = callbacks
         if is_outermost:
-            strategy.extended.held.end()
+            job.held.end()
         stack.enter_context(reading.loop(model, _PHASES[method], callbacks_lib.needs_of(callbacks)))
         if strategy.rank != 0:
             bound.arguments["verbose"] = 0
@@ -71,15 +73,15 @@ def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **kwa
     strategy, method = check_model(model), original.__name__
     with _only_thread(model, method):
         _check_function(model, method)
-        strategy.extended.held.end()
+        strategy.extended.job.held.end()
         calls = _calls.setdefault(model, collections.Counter())
         calls[method] += 1
         if calls[method] == 1:
-            descriptions.compare(model, method, {}, True, strategy.extended.communicator)
+            descriptions.compare(model, method, {}, True, strategy.extended.job.communicator)
         if not (number := calls[method]) & (number - 1):  # the first call, the second, the fourth
             given = inspect.signature(original).bind(model, *args, **kwargs).arguments
             batch = [given.get(part) for part in ("x", "y", "sample_weight", "class_weight")]
-            fingerprints.compare(batch, strategy.extended.communicator, f"call {number} of '{model.name}.{method}'")
+            fingerprints.compare(batch, strategy.extended.job.communicator, f"call {number} of '{model.name}.{method}'")
         with _noting_errors(strategy, method):
             return original(model, *args, **kwargs)
 
@@ -90,9 +92,9 @@ def _noting_errors(strategy: tf.distribute.Strategy, method: str) -> Iterator[No
     try:
         yield
     except Exception as error:
-        held = strategy.extended.held.note_error()
+        held = strategy.extended.job.held.note_error()
         what = f"{method}, {held} variables hold summands"
-        failures.note(error, what, strategy.extended.communicator)
+        failures.note(error, what, strategy.extended.job.communicator)
         raise
 
 
@@ -114,7 +116,7 @@ def _only_thread(model: keras.Model, method: str) -> Iterator[bool]:
         error = GraphError(
             f"{mine[1]} was called in a thread while another thread is in {before[1]}, but ranks would exchange in "
             "different orders; use models one after another, in one thread.")
-        communicator = model.distribute_strategy.extended.communicator
+        communicator = model.distribute_strategy.extended.job.communicator
         communicator.abort(f"Rank {communicator.rank} failed: {type(error).__name__}: {error}")
         raise error
     try:
@@ -168,7 +170,7 @@ def _check_function(model: keras.Model, method: str) -> None:
 
 def maybe_symbolic_build(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> None:
     """Leaves it to the first step to build the model, as without a strategy; Keras would read a batch for it."""
-    if not hasattr(model.distribute_strategy.extended, "communicator"):
+    if not hasattr(model.distribute_strategy.extended, "job"):
         original(model, *args, **kwargs)
 
 
@@ -214,7 +216,7 @@ def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], tra
     if not is_ours(strategy):
         return function
 
-    steps = one_process.Steps(strategy.extended, trains,
+    steps = stepping.Steps(strategy.extended.job, strategy.extended.one_replica_in_scope, trains,
                               functools.partial(callbacks_lib.accumulators, model) if trains else list)
     calls = itertools.count(1)
 
@@ -260,12 +262,12 @@ def enumerate_iterator(original: Callable[..., Iterator[Any]], iterator: Any) ->
 def results(original: Callable[..., Any], model: keras.Model, logs: Any) -> Any:
     """Reads metrics and logs after the last step of a loop over batches."""
     if is_ours(model.distribute_strategy):
-        model.distribute_strategy.extended.held.end()
+        model.distribute_strategy.extended.job.held.end()
     return resuming.results(original, model, reading.read(logs))
 
 
 def make_iterator(original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
     """Makes Keras read global batches: its functions are those of one process."""
-    with one_process.inside():
+    with context.inside():
         original(iterator, *args, **kwargs)
     resuming.note_iterator(iterator)

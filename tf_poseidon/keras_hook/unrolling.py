@@ -12,25 +12,25 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon import calls
-from tf_poseidon import one_process
 from tf_poseidon.data import datasets
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import JobError
 from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.one_process import calls
+from tf_poseidon.one_process import stepping
 
 
 def applies(model: keras.Model) -> bool:
     """Whether several steps of a model are an execution, or verify mode compares steps outside of graphs."""
-    return model.steps_per_execution > 1 or model.distribute_strategy.extended.verifier is not None
+    return model.steps_per_execution > 1 or model.distribute_strategy.extended.job.verifier is not None
 
 
-def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strategy, iterator: tf.data.Iterator,
+def execute(steps: stepping.Steps, step: Any, strategy: tf.distribute.Strategy, iterator: tf.data.Iterator,
             number: int, reads_later: bool) -> Any:
     """Takes batches from an iterator, and runs a step for each; returns the results of the last step.
 
     Args:
-        steps: The `one_process.Steps`.
+        steps: The `stepping.Steps`.
         step: What is done with a batch.
         strategy: The `PoseidonStrategy`.
         iterator: The iterator.
@@ -41,7 +41,7 @@ def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strateg
         StopIteration: If there are none.
         JobError: If ranks have different numbers of batches. Those that are taken together, up to 8, have not run then.
     """
-    batches = _Batches(iterator, strategy.extended.communicator)
+    batches = _Batches(iterator, strategy.extended.job.communicator)
     specs = _joined(calls.without_missing(iterator.element_spec))
     specs = [spec for spec in tf.nest.flatten(specs, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
     with strategy.scope():

@@ -5,13 +5,11 @@ A step is what runs inside one `strategy.run`. It exists while that code runs ea
 Tests: tests/training/test_training.py, tests/faults/test_failures.py.
 """
 
-import collections
 from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
 import threading
-import weakref
 
 import tensorflow as tf
 
@@ -20,6 +18,7 @@ from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.data import datasets
 from tf_poseidon.errors import GraphError
 from tf_poseidon.job.verify import Verifier
+from tf_poseidon.ops import sites
 
 _current = threading.local()
 
@@ -118,7 +117,7 @@ class Step:
         construction has used it before, never on other functions.
         """
         self._check_graph()
-        return unique_site(name)
+        return sites.unique_site(name)
 
     def select(self, value: tf.Tensor, otherwise: tf.Tensor) -> tf.Tensor:
         """Returns `value` if this rank contributes, else `otherwise`."""
@@ -150,7 +149,7 @@ class Step:
             if gradient is None:
                 result.append(None)
                 continue
-            path = variable_path(variable)
+            path = sites.variable_path(variable)
             site = self.site(path)
             result.append(self._synchronize_one(gradient, path, variable.shape, site))
             if self._verifier:
@@ -229,27 +228,3 @@ class Step:
             graph = tf_compat.outer_graph(graph)
             if graph is None:
                 return
-
-
-_occurrences = weakref.WeakKeyDictionary()  # by graph of an outermost function: how often it uses each name
-
-
-def unique_site(name: str) -> str:
-    """Returns `name`, numbered if the outermost function under construction has used it before.
-
-    Every exchange of a function has its own name, so they may run in any order. Eager code makes one
-    exchange after the other, so it can use a name again and again.
-    """
-    if tf.executing_eagerly():
-        return name
-    graph = tf.compat.v1.get_default_graph()
-    while (outer := tf_compat.outer_graph(graph)) is not None and outer.building_function:
-        graph = outer
-    counter = _occurrences.setdefault(graph, collections.Counter())
-    counter[name] += 1
-    return f"{name}#{counter[name] - 1}" if counter[name] > 1 else name
-
-
-def variable_path(variable: tf.Variable) -> str:
-    """Returns the Keras path of a variable, or the name of a `tf.Variable`."""
-    return getattr(variable, "path", None) or variable.name.partition(":")[0]

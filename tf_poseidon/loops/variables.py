@@ -11,17 +11,15 @@ import contextlib
 import functools
 import threading
 from typing import Any
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from tf_poseidon import one_process
 from tf_poseidon import ops
 from tf_poseidon.errors import GraphError
+from tf_poseidon.job.job import Job
 from tf_poseidon.loops import step as step_lib
-
-if TYPE_CHECKING:  # it imports this module
-    from tf_poseidon.strategy.strategy import Extended
+from tf_poseidon.one_process import context
+from tf_poseidon.ops import sites
 
 _SUM, _MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
 _thread = threading.local()
@@ -37,7 +35,7 @@ def of_keras() -> Iterator[None]:
         _thread.is_keras = False
 
 
-def distributed(variable: tf.Variable, extended: "Extended") -> tf.Variable:
+def distributed(variable: tf.Variable, job: Job) -> tf.Variable:
     """Returns a new variable of a strategy's scope that follows its `synchronization` and `aggregation`.
 
     Raises:
@@ -57,7 +55,7 @@ def distributed(variable: tf.Variable, extended: "Extended") -> tf.Variable:
         kind = OnWrite
     # The creators of TensorFlow know their own classes only: a tf.function's variable has one that lifts its value.
     variable.__class__ = _subclass(kind, type(variable))
-    variable.extended = extended
+    variable.job = job
     return variable
 
 
@@ -70,7 +68,7 @@ def _changing(name: str) -> Callable[..., Any]:
     """Returns a method that assigns, in which a step's value goes through `of_step`."""
     @tf.autograph.experimental.do_not_convert
     def change(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if not one_process.is_inside():
+        if not context.is_inside():
             step = step_lib.current()
             value = tf.convert_to_tensor(value, self.dtype)
             value = self.outside_steps(value) if step is None else self.of_step(step, value, name == "assign")
@@ -83,9 +81,9 @@ def _scattering(name: str) -> Callable[..., Any]:
     """Returns a method that changes some rows, which is refused in steps: ranks may change different ones."""
     @tf.autograph.experimental.do_not_convert
     def scatter(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if step_lib.current() is not None and not one_process.is_inside():
+        if step_lib.current() is not None and not context.is_inside():
             raise GraphError(
-                f"'{step_lib.variable_path(self)}', a variable with {self.aggregation}, was changed by {name} inside "
+                f"'{sites.variable_path(self)}', a variable with {self.aggregation}, was changed by {name} inside "
                 "strategy.run, where ranks may change different rows; assign all of it, use a variable without an "
                 "aggregation, or decorate the step with @poseidon.distribute in place of strategy.run.")
         return getattr(super(_Distributed, self), name)(*args, **kwargs)
@@ -103,7 +101,7 @@ class _Distributed:
             "scatter_nd_add", "scatter_nd_sub", "scatter_nd_update"))
 
     def site(self, what: str) -> str:
-        return f"variables/{step_lib.variable_path(self)}/{what}"
+        return f"variables/{sites.variable_path(self)}/{what}"
 
     def outside_steps(self, value: tf.Tensor) -> tf.Tensor:
         """Returns what this rank assigns outside of steps, where all ranks assign the same."""
@@ -116,7 +114,7 @@ class OnWrite(_Distributed):
     def of_step(self, step: step_lib.Step, value: tf.Tensor, replaces: bool) -> tf.Tensor:
         """Returns what a step assigns, or adds unless it `replaces` the value."""
         del replaces
-        step.check_unconditional(f"'{step_lib.variable_path(self)}', a variable with {self.aggregation}, was assigned")
+        step.check_unconditional(f"'{sites.variable_path(self)}', a variable with {self.aggregation}, was assigned")
         site = self.site("assign")
         if self.aggregation == _SUM:
             return step.all_reduce(value, site)
@@ -145,23 +143,23 @@ class OnRead(_Distributed):
         return self.aggregation == _SUM and not self.is_own and not self._is_in_graphs
 
     def outside_steps(self, value: tf.Tensor) -> tf.Tensor:
-        is_summand = self.is_own and self.aggregation == _SUM and self.extended.rank != 0
+        is_summand = self.is_own and self.aggregation == _SUM and self.job.rank != 0
         return tf.zeros_like(value) if is_summand else value  # rank 0 alone keeps it
 
     def become_own(self) -> None:
         if self.is_own:
             return
-        with tf.init_scope(), one_process.inside():
+        with tf.init_scope(), context.inside():
             if not bool(self.is_initialized()):
                 return  # a tf.function has just created it, and will be traced again
             self.is_own = True
             if self.aggregation == _SUM:  # functions of one process then take it for a summand, too
-                self.extended.held.add([self])
+                self.job.held.add([self])
 
     @tf.autograph.experimental.do_not_convert
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         value = super()._read_variable_op(*args, **kwargs)
-        if one_process.is_inside():
+        if context.is_inside():
             self.check_is_same()
             return value
         if step_lib.current() is not None:
@@ -171,21 +169,21 @@ class OnRead(_Distributed):
             self._is_in_graphs = True
         if not self.is_own:
             return value
-        self.extended.held.check_reader(self)
-        site = step_lib.unique_site(self.site("read"))
+        self.job.held.check_reader(self)
+        site = sites.unique_site(self.site("read"))
         if self.aggregation == _SUM:
             return ops.all_reduce(value, site)
         if self.aggregation == _MEAN:
             total = ops.all_reduce(value, site)
-            return tf.cast(total / tf.cast(self.extended.size, total.dtype), self.dtype)
+            return tf.cast(total / tf.cast(self.job.size, total.dtype), self.dtype)
         if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return ops.broadcast(value, site)
         raise GraphError(
-            f"'{step_lib.variable_path(self)}' has synchronization=ON_READ and no aggregation, and was read outside "
+            f"'{sites.variable_path(self)}' has synchronization=ON_READ and no aggregation, and was read outside "
             "strategy.run, where each rank has another value; give it an aggregation=.")
 
     def check_is_same(self) -> None:
         if self.is_own and self.aggregation != _SUM:
             raise GraphError(
-                f"'{step_lib.variable_path(self)}' has another value on each rank since strategy.run has used it, and "
+                f"'{sites.variable_path(self)}' has another value on each rank since strategy.run has used it, and "
                 "a function of one process needs the same on all; give each a variable of its own.")

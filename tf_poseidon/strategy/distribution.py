@@ -11,12 +11,12 @@ import weakref
 
 import tensorflow as tf
 
-from tf_poseidon import calls
-from tf_poseidon import one_process
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.data import fingerprints
 from tf_poseidon.errors import GraphError
 from tf_poseidon.job import failures
+from tf_poseidon.one_process import calls
+from tf_poseidon.one_process import tracing
 from tf_poseidon.strategy import strategy as strategy_lib
 
 
@@ -104,8 +104,8 @@ class _Distributed:
         try:
             return self._run(strategy, args, kwargs)
         except Exception as error:
-            communicator = strategy.extended.communicator
-            one_process.explain(error, self._traces.values(), communicator)
+            communicator = strategy.extended.job.communicator
+            tracing.explain(error, self._traces.values(), communicator)
             failures.note(error, getattr(self._python, "__name__", "function"), communicator)
             raise
 
@@ -117,7 +117,8 @@ class _Distributed:
             if all(dimension is None for dimension in call.dimensions):
                 raise GraphError(
                     f"No input of '{call.name}' has rows; give it a batch, or name its inputs by inputs=.")
-            self._traces[call.key] = one_process.trace(self._function, call, strategy.extended)
+            self._traces[call.key] = tracing.trace(self._function, call, strategy.extended.job,
+                                                       strategy.extended.one_replica_in_scope)
         trace = self._traces[call.key]
         self.report = trace.report
         return trace(call.tensors)
@@ -129,7 +130,7 @@ class _Distributed:
         self._calls += 1
         if self._calls & (self._calls - 1):
             return
-        fingerprints.compare(call.tensors, strategy.extended.communicator, f"call {self._calls} of '{call.name}'")
+        fingerprints.compare(call.tensors, strategy.extended.job.communicator, f"call {self._calls} of '{call.name}'")
 
     def _strategy(self) -> strategy_lib.PoseidonStrategy:
         if self._given is None:

@@ -11,16 +11,13 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import os
-import re
 from typing import Any
 import weakref
 
 import tensorflow as tf
 
 from tf_poseidon import grappler
-from tf_poseidon import held
 from tf_poseidon import keras_hook
-from tf_poseidon import one_process
 from tf_poseidon import ops
 from tf_poseidon import options
 from tf_poseidon import planning
@@ -32,12 +29,17 @@ from tf_poseidon.graph_passes import session as rewriting
 from tf_poseidon.job import agreement
 from tf_poseidon.job import calibration
 from tf_poseidon.job import failures
+from tf_poseidon.job import held
+from tf_poseidon.job import new_variables
 from tf_poseidon.job import runtime
 from tf_poseidon.job import verify as verify_lib
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.communicator import STAGING_COUNTERS
+from tf_poseidon.job.job import Job
 from tf_poseidon.loops import step as step_lib
 from tf_poseidon.loops import variables as variables_lib
+from tf_poseidon.one_process import context
+from tf_poseidon.ops import sites
 from tf_poseidon.timelines import recording
 
 _latest = None
@@ -133,40 +135,19 @@ class PoseidonStrategy(tf.distribute.Strategy):
         pins = tuple((pins or {}).items())
         training = options.TrainingOptions(policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm,
                                            verify)
-        job = options.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s,
-                                 heartbeat_timeout_s, staging_bytes)
-        runtime.check(job, training)
+        joining = options.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s,
+                                     heartbeat_timeout_s, staging_bytes)
+        runtime.check(joining, training)
         if training.plan or ranks_per_node is None:
-            job = dataclasses.replace(job, ranks_per_node=training.ranks_per_node)
-        communicator = runtime.start(job)
-        super().__init__(Extended(self, communicator, training))
+            joining = dataclasses.replace(joining, ranks_per_node=training.ranks_per_node)
+        communicator = runtime.start(joining)
         keras_hook.install(alone=communicator is None)
-        if communicator is not None:
-            self.extended.graph_pass = self._rewriting(communicator, training)
-            runtime.announce(training.described(self.extended.graph_pass.session.planner.cluster))
+        job = None if communicator is None else _job(communicator, training)
+        super().__init__(Extended(self, job, training.global_batch_norm))
+        if job is not None:
+            runtime.announce(training.described(job.graph_pass.session.planner.cluster))
         global _latest
         _latest = self
-
-    def _rewriting(self, communicator: Communicator, training: options.TrainingOptions) -> grappler.GraphPass:
-        """Has ranks agree, and TensorFlow rewrite functions; returns the `grappler.GraphPass`."""
-        agreement.agree_on_options(communicator, **{
-            field.name: getattr(training, field.name) for field in dataclasses.fields(training)
-        } | {"plan": training.plan and training.plan.digest, "cluster": repr(training.cluster)})
-        training.check_links(communicator.most_on_a_node)
-        cluster = training.cluster
-        if cluster is None:
-            is_measured = training.policy == "auto" and training.plan is None
-            cluster = (calibration.calibrate() if is_measured else
-                       planning.Cluster(communicator.size, len(runtime.servers())))
-        cluster = dataclasses.replace(cluster, ranks_per_node=runtime.ranks_that_combine())
-        if training.verify is not None:
-            self.extended.verifier = verify_lib.Verifier(training.verify, communicator.rank)
-        agreement.agree_on_seed(communicator)
-        writer = runtime.engine().writer
-        comparison = agreement.CommunicatorComparison(communicator) if writer.has_to_agree else None
-        planner = planning.Planner(cluster, training.policy, training.pins, training.merge, training.plan)
-        session = rewriting.RewriteSession(planner, writer, comparison=comparison)
-        return grappler.enable(communicator.rank, session, training.strict)
 
     @property
     def rank(self) -> int:
@@ -178,7 +159,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
         """Makes this the current strategy; variables created inside start with the same values on all ranks."""
         with super().scope():
             yield self
-        self.extended.broadcast_new_variables()
+        if self.extended.job is not None:
+            self.extended.job.new_variables.broadcast()
 
     @tf.autograph.experimental.do_not_convert
     def synchronize(self, gradients: Iterable[step_lib.Gradient],
@@ -223,8 +205,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         function was not rewritten. None before the first training function, and in a job of one process.
         It assumes that factors have no zeros; `strategy.plan.measured(strategy.stats())` has the bytes that they had.
         """
-        graph_pass = self.extended.graph_pass
-        return graph_pass.plan if graph_pass else None
+        return self.extended.job and self.extended.job.graph_pass.plan
 
     def stats(self) -> dict[str, Any]:
         """Returns what this rank has exchanged.
@@ -243,11 +224,10 @@ class PoseidonStrategy(tf.distribute.Strategy):
             same on each, "short_factor_bytes": of these as they travel, without zeros}}}. A job of one process
             exchanges nothing.
         """
-        communicator = self.extended.communicator
-        if communicator is None:
+        if self.extended.job is None:
             return {"header_bytes": 0, "packets": 0, "waiting_seconds": 0.0, "waited_for": {},
                     "staging": dict.fromkeys(STAGING_COUNTERS, 0), "sites": {}}
-        statistics = communicator.statistics()
+        statistics = self.extended.job.communicator.statistics()
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
                                if site not in calibration.SITES | recording.SITES}
         return statistics
@@ -280,14 +260,36 @@ class PoseidonStrategy(tf.distribute.Strategy):
             PoseidonError: If the job has one process, gradients travel by Horovod, the file cannot be
                 written, plotly is missing for it, or another timeline is being recorded.
         """
-        communicator = self.extended.communicator
-        if communicator is None:
+        if self.extended.job is None:
             raise ConfigurationError(f"strategy.timeline('{path}') records what ranks exchange, but this process "
                                      "runs alone; launch several with mpiexec, or use tf.profiler for one.")
         if runtime.engine().writer.has_to_agree:
             raise ConfigurationError(f"strategy.timeline('{path}') cannot see gradients that travel by Horovod's "
                                      "ops; use mpiexec and engine='mpi', or Horovod's own HOROVOD_TIMELINE=FILE.")
-        return recording.record(communicator, path, lambda: self.plan)
+        return recording.record(self.extended.job.communicator, path, lambda: self.plan)
+
+
+def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
+    """Has ranks agree, and TensorFlow rewrite functions; returns the `Job`."""
+    agreement.agree_on_options(communicator, **{
+        field.name: getattr(training, field.name) for field in dataclasses.fields(training)
+    } | {"plan": training.plan and training.plan.digest, "cluster": repr(training.cluster)})
+    training.check_links(communicator.most_on_a_node)
+    cluster = training.cluster
+    if cluster is None:
+        is_measured = training.policy == "auto" and training.plan is None
+        cluster = (calibration.calibrate() if is_measured else
+                   planning.Cluster(communicator.size, len(runtime.servers())))
+    cluster = dataclasses.replace(cluster, ranks_per_node=runtime.ranks_that_combine())
+    verifier = None if training.verify is None else verify_lib.Verifier(training.verify, communicator.rank)
+    agreement.agree_on_seed(communicator)
+    writer = runtime.engine().writer
+    comparison = agreement.CommunicatorComparison(communicator) if writer.has_to_agree else None
+    planner = planning.Planner(cluster, training.policy, training.pins, training.merge, training.plan)
+    session = rewriting.RewriteSession(planner, writer, comparison=comparison)
+    graph_pass = grappler.enable(communicator.rank, session, training.strict)
+    return Job(communicator, graph_pass, training.wire_dtype, verifier, held.Held(communicator),
+               new_variables.NewVariables(communicator))
 
 
 class _ReplicaContext(tf.distribute.ReplicaContext):
@@ -325,34 +327,31 @@ class Extended(tf_compat.one_device_extended()):
     TensorFlow requires a strategy to override the methods below, private ones included: `compat.tensorflow` has them.
     """
 
-    def __init__(self, container_strategy: tf.distribute.Strategy, communicator: Communicator | None,
-                 training: options.TrainingOptions) -> None:
+    def __init__(self, container_strategy: tf.distribute.Strategy, job: Job | None, global_batch_norm: bool) -> None:
         has_gpu = bool(tf.config.get_visible_devices("GPU"))
         super().__init__(container_strategy, "/gpu:0" if has_gpu else "/cpu:0")
-        self.communicator = communicator
-        self.rank = communicator.rank if communicator else 0
-        self.size = communicator.size if communicator else 1
+        self.job = job  # None if this process runs alone
+        self.rank, self.size = (job.rank, job.size) if job else (0, 1)
         # As MultiWorkerMirroredStrategy has it: KerasTuner names temporary directories of other ranks after it.
         self._task_id = self.rank
-        self.verifier = None
-        self.wire_dtype = training.wire_dtype
-        self.global_batch_norm = training.global_batch_norm
-        self.graph_pass = None  # the grappler.GraphPass of a job of several processes
-        self.held = held.Held(communicator)
-        self._new_variables = []
+        self.global_batch_norm = global_batch_norm
         self._num_datasets, self._method = 0, ""
         # By split dataset: the dataset of global batches that it was made from, None if there is none.
         self._split_datasets = weakref.WeakKeyDictionary()
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return 1 if one_process.is_inside() else self.size
+        return 1 if context.is_inside() else self.size
 
     @contextlib.contextmanager
     def one_replica(self) -> Iterator[None]:
         """A context in which the only replica of a one-process function runs, or is traced."""
         with tf.device(self.worker_devices[0]), _OneReplicaContext(self._container_strategy()):
             yield
+
+    def one_replica_in_scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns `one_replica`; outside the strategy's scope, where the context is the program's own, an empty one."""
+        return self.one_replica() if tf.distribute.get_strategy().extended is self else contextlib.nullcontext()
 
     def _in_multi_worker_mode(self) -> bool:
         return self.size > 1
@@ -366,71 +365,18 @@ class Extended(tf_compat.one_device_extended()):
         if self.size == 1:
             return super()._create_variable(next_creator, **kwargs)
         if tf.executing_eagerly():
-            variable = variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self)
-            self._new_variables.append(variable)
+            variable = variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self.job)
+            self.job.new_variables.add(variable)
             return variable
-        if one_process.is_inside():  # `one_process.trace` shares the variables of its function
-            return variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self)
+        if context.is_inside():  # `tracing.trace` shares the variables of its function
+            return variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self.job)
         # In a function under construction: the value is computed when the function first runs.
         initial_value, dtype = kwargs["initial_value"], kwargs.get("dtype")
-        site = step_lib.unique_site(f"variables/{kwargs.get('name')}")
+        site = sites.unique_site(f"variables/{kwargs.get('name')}")
         kwargs["initial_value"] = lambda: ops.broadcast(
             tf.convert_to_tensor(initial_value() if callable(initial_value) else initial_value,
                                  dtype), site)
-        return variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self)
-
-    def broadcast_new_variables(self) -> None:
-        """Gives the variables created since the last call rank 0's values.
-
-        Raises:
-            PoseidonError: If the variables that this rank has created differ from rank 0's.
-        """
-        if not self._new_variables:
-            return
-        variables, self._new_variables = self._new_variables, []
-        name = "variables"
-        with tf.init_scope():
-            self._check_same_variables(name, [_describe(v) for v in variables])
-            numbers = [v for v in variables if v.dtype != tf.string]
-            waits = [self.communicator.submit(f"{name}/{i}", v.numpy(), root=0) for i, v in enumerate(numbers)]
-            for variable, wait in zip(numbers, waits):
-                value = wait()
-                if self.rank != 0:
-                    variable.assign(value)
-            for i, variable in enumerate(v for v in variables if v.dtype == tf.string):
-                self._broadcast_strings(variable, f"{name}/strings/{i}")
-
-    def _broadcast_strings(self, variable: tf.Variable, name: str) -> None:
-        """Gives a variable with strings, of any bytes, rank 0's value."""
-        mine = tf.io.serialize_tensor(variable.read_value()).numpy()
-        of_rank_0 = self.communicator.broadcast_text(name, mine.decode("latin-1")).encode("latin-1")
-        if of_rank_0 != mine:
-            variable.assign(tf.io.parse_tensor(of_rank_0, tf.string))
-
-    @contextlib.contextmanager
-    def own_variables(self) -> Iterator[None]:
-        """A context whose variables belong to this rank alone, as what rank 0 creates to save a model."""
-        before = len(self._new_variables)
-        try:
-            yield
-        finally:
-            del self._new_variables[before:]
-
-    def _check_same_variables(self, name: str, mine: list[str]) -> None:
-        of_rank_0 = self.communicator.broadcast_text(name, "\n".join(mine)).split("\n")
-        if list(map(_without_numbers, mine)) == list(map(_without_numbers, of_rank_0)):
-            return
-        length = max(len(mine), len(of_rank_0))
-        padded = [lines + ["missing"] * (length - len(lines)) for lines in (mine, of_rank_0)]
-        number, (here, there) = next((i, pair) for i, pair in enumerate(zip(*padded))
-                                     if _without_numbers(pair[0]) != _without_numbers(pair[1]))
-        error = GraphError(
-            f"Rank {self.rank} has created different variables than rank 0: number {number} is {here} "
-            f"on rank {self.rank}, and {there} on rank 0. Build the same model, in the same "
-            "order, on all ranks.")
-        # Ends the job: rank 0 does not know of it, and a program that catches the error would leave it waiting.
-        self.communicator.abort(f"Rank {self.rank} failed: GraphError: {error}")
-        raise error
+        return variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self.job)
 
     # ---- running steps ----
 
@@ -438,30 +384,30 @@ class Extended(tf_compat.one_device_extended()):
         if self._num_replicas_in_sync == 1:
             with self.one_replica():
                 return fn(*args, **kwargs)
-        steps = one_process.current_steps()
-        if steps is not None:
-            return steps.run(fn, args, kwargs)
+        runner = context.current_runner()
+        if runner is not None:
+            return runner.run(fn, args, kwargs)
         if not tf.executing_eagerly():
             return self._run_replica(fn, args, kwargs)
         try:
             return self._run_replica(fn, args, kwargs)
         except Exception as error:
-            failures.note(error, "strategy.run", self.communicator)
+            failures.note(error, "strategy.run", self.job.communicator)
             raise
 
     def _run_replica(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs a function on this rank's rows."""
-        strategy = self._container_strategy()
-        self.broadcast_new_variables()
+        strategy, job = self._container_strategy(), self.job
+        job.new_variables.broadcast()
         share = step_lib.Share.of(datasets.first_rows((args, kwargs)), self.size)
-        step = step_lib.Step(share, self.verifier, self.wire_dtype)
+        step = step_lib.Step(share, job.verifier, job.wire_dtype)
         args, kwargs = datasets.values((args, kwargs))
         with tf.device(self.worker_devices[0]), _ReplicaContext(strategy, self.rank), step.active():
             result = fn(*args, **kwargs)
             step.average_state()
             step.verify_weights()
-            if step.agree(self.graph_pass.strict):
-                self.graph_pass.expect()
+            if step.agree(job.strict):
+                job.graph_pass.expect()
             return self._without_padding_rows(step, result)
 
     def _without_padding_rows(self, step: step_lib.Step, result: Any) -> Any:
@@ -507,7 +453,7 @@ class Extended(tf_compat.one_device_extended()):
             return value
 
         def reduce(part: Any) -> tf.Tensor:
-            total = ops.all_reduce(tf.convert_to_tensor(part), step_lib.unique_site("reduce"))
+            total = ops.all_reduce(tf.convert_to_tensor(part), sites.unique_site("reduce"))
             is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
             return total / tf.cast(self.size, total.dtype) if is_mean else total
 
@@ -526,7 +472,7 @@ class Extended(tf_compat.one_device_extended()):
 
         def gather_one(part: Any) -> Any:
             if isinstance(part, tf.RaggedTensor) and axis == 0:
-                return ops.all_gather(part, step_lib.unique_site("gather"), contributes)
+                return ops.all_gather(part, sites.unique_site("gather"), contributes)
             if isinstance(part, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
                 raise GraphError(f"A {type(part).__name__} cannot be gathered from all ranks along "
                                  f"axis {axis}; convert it to a dense tensor.")
@@ -541,7 +487,7 @@ class Extended(tf_compat.one_device_extended()):
             front = list(range(part.shape.rank))
             front.insert(0, front.pop(axis))
             rows = tf.transpose(part, front) if axis else part
-            rows = ops.all_gather(rows, step_lib.unique_site("gather"), contributes)
+            rows = ops.all_gather(rows, sites.unique_site("gather"), contributes)
             return tf.transpose(rows, tf.math.invert_permutation(front)) if axis else rows
 
         return tf.nest.map_structure(gather_one, value)
@@ -551,7 +497,7 @@ class Extended(tf_compat.one_device_extended()):
     def _experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any) -> tf.data.Dataset:
         if self.size == 1:
             return dataset
-        if one_process.is_inside():
+        if context.is_inside():
             dataset = self._split_datasets.get(dataset) or dataset
             return dataset if dataset in self._split_datasets else datasets.global_dataset(
                 dataset, self._dataset_name())
@@ -588,15 +534,3 @@ class Extended(tf_compat.one_device_extended()):
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))
-
-
-def _describe(variable: tf.Variable) -> str:
-    return f"'{variable.name.partition(':')[0]}' {variable.dtype.name}{list(variable.shape)}"
-
-
-def _without_numbers(description: str) -> str:
-    """Returns a description without the numbers that Keras has appended to names.
-
-    They depend on everything else that the process has created: a rank that saves a model uses more numbers.
-    """
-    return re.sub(r"_\d+(?=[/'])", "", description)

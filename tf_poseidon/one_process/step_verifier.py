@@ -24,7 +24,7 @@ from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes.partition import own as own_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.job.communicator import Communicator
-from tf_poseidon.loops import step as step_lib
+from tf_poseidon.ops import sites
 
 _log = logging.getLogger("tf_poseidon")
 
@@ -79,7 +79,7 @@ class StepVerifier:
         self._name = name
         self._variables: dict[str, tf.Variable] = {}  # by path, to which others of the same path append a number
         for number, variable in enumerate(variables):
-            path = step_lib.variable_path(variable)
+            path = sites.variable_path(variable)
             if variable.dtype not in _OPAQUE:
                 self._variables[f"{path} ({number})" if path in self._variables else path] = variable
         self._epsilon = rounding.epsilon(graph_def.node)

@@ -19,7 +19,6 @@ import tensorflow as tf
 from tensorflow.core.framework import function_pb2
 from tensorflow.core.framework import graph_pb2
 
-from tf_poseidon import graph_texts
 from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import planning
@@ -38,7 +37,8 @@ from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import unroll as unroll_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.job.verify import Verifier
-from tf_poseidon.loops import step as step_lib
+from tf_poseidon.one_process import graph_texts
+from tf_poseidon.ops import sites
 
 # The node of a partitioned function that calls its nodes.
 NODES = "nodes"
@@ -47,7 +47,7 @@ _numbers = itertools.count()  # of the partitioned functions of this process
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Options:
     """What a partitioned function must know about the job.
 
     Attributes:
@@ -131,14 +131,14 @@ class Partitioned:
         has_sites: Whether it synchronises anything.
     """
 
-    def __init__(self, traced: tf.types.experimental.ConcreteFunction, job: Job, rows: int | None,
+    def __init__(self, traced: tf.types.experimental.ConcreteFunction, options: Options, rows: int | None,
                  held: Sequence[tf.Variable] = (), trains: bool = True,
                  candidates: Sequence[tf.Variable] | None = None) -> None:
         """Partitions a function.
 
         Args:
             traced: Its ConcreteFunction, in which each input with rows goes through a PoseidonRows.
-            job: The `Job`.
+            options: The options.
             rows: Usual number of rows of a global batch, None if unknown.
             held: Variables that hold summands.
             trains: Whether ranks compare what it exchanges, and verify it if the job has a verifier.
@@ -149,7 +149,7 @@ class Partitioned:
             PoseidonError: If it cannot be partitioned.
         """
         self._interface = _Interface.of(traced)
-        self._job = job
+        self._options = options
         self._rows = rows
         self._trains = trains
         partitioned, self.results = _partitioned(traced, rows, held, candidates)
@@ -162,7 +162,7 @@ class Partitioned:
             [] if self.results is None else self.results.lines)])
         self._trained = {exchange.site for exchange in self.report.exchanges if exchange.variable}
         self._set_wire_dtype(partitioned.graph_def)
-        self._variables = {step_lib.variable_path(variable): variable for _, variable in variables_of(traced.graph)}
+        self._variables = {sites.variable_path(variable): variable for _, variable in variables_of(traced.graph)}
         self._fetches = partitioned.fetches
         ends = dict.fromkeys([*self._interface.controls, *map(graph_lib.node_of, self._fetches)])
         self._ends = tuple(name for name in ends if name not in self._interface.shared)
@@ -176,15 +176,15 @@ class Partitioned:
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         # Each exchange of one function needs its own name, also if the function calls several of ours.
-        mark = step_lib.unique_site("distribute").removeprefix("distribute")
+        mark = sites.unique_site("distribute").removeprefix("distribute")
         with tf.init_scope():
             concrete = self.build(mark)
         result = concrete(*tensors)
-        if self._trains and self._job.verifier:
+        if self._trains and self._options.verifier:
             trained = dict.fromkeys(exchange.variable for exchange in self.report.exchanges)
             weights = {path: self._variables[path] for path in trained if path in self._variables}
             if weights:
-                self._job.verifier.check_weights(weights, step_lib.unique_site)
+                self._options.verifier.check_weights(weights, sites.unique_site)
         return result
 
     def build(self, mark: str) -> tf.types.experimental.ConcreteFunction:
@@ -197,7 +197,7 @@ class Partitioned:
     @functools.cached_property
     def order(self) -> unroll_lib.Order:
         """What a step has to wait for in the one before, and why steps cannot be unrolled, if so."""
-        if self._trains and self._job.verifier:
+        if self._trains and self._options.verifier:
             return unroll_lib.Order(obstacle="verify compares variables between steps")
         graph_def = graph_pb2.GraphDef.FromString(self._serialized)
         return unroll_lib.order_of(graph_def, self._interface.shared, self._ends, self._trained)
@@ -221,7 +221,7 @@ class Partitioned:
     def _set_wire_dtype(self, graph_def: graph_pb2.GraphDef) -> None:
         for node in graph_def.node:
             if node.op in own.OPS and node.attr["site"].s.decode() in self._trained:
-                node.attr["wire_dtype"].s = (self._job.wire_dtype or "").encode()
+                node.attr["wire_dtype"].s = (self._options.wire_dtype or "").encode()
 
     def _build(self, graph_def: graph_pb2.GraphDef, mark: str,
                steps: int = 1) -> tf.types.experimental.ConcreteFunction:
@@ -233,7 +233,7 @@ class Partitioned:
                 provenance.rename_site(node, node.attr["site"].s.decode() + mark)
         fetches = [fetch if graph_lib.node_of(fetch) in interface.shared else unroll_lib.renamed(fetch, steps - 1)
                    for fetch in self._fetches]
-        is_read = self._job.inlines or (self._trains and self._job.verifier is not None)
+        is_read = self._options.inlines or (self._trains and self._options.verifier is not None)
         with graph.as_default():
             graph.inputs = [tf.compat.v1.placeholder(*argument) for argument in interface.arguments]
             inputs = {_full(name): tensor for (_, _, name), tensor in zip(interface.arguments, graph.inputs)}
@@ -249,13 +249,13 @@ class Partitioned:
     def _checks(self, graph: tf.Graph, mark: str, steps: int) -> list[tf.Operation]:
         """Returns the operations by which ranks agree, and those of verify mode."""
         texts = [f"{exchange.agreement_text()}{mark}" for exchange in self.report.exchanges]
-        rows = None if self._rows is None else -(-self._rows // self._job.size)
-        ops.agree(texts, rows, None, self._job.strict, planning.whole_op.dumps(self.whole), steps, self._rows)
+        rows = None if self._rows is None else -(-self._rows // self._options.size)
+        ops.agree(texts, rows, None, self._options.strict, planning.whole_op.dumps(self.whole), steps, self._rows)
         checks = graph.get_operations()[-1:]
-        if self._job.verifier:
+        if self._options.verifier:
             markers = [operation for operation in graph.get_operations() if operation.type in own.OPS]
             checks += _verified([marker for marker in markers if marker.get_attr("site").decode().removesuffix(mark)
-                                 in self._trained], self._job.verifier)
+                                 in self._trained], self._options.verifier)
         return checks
 
 
@@ -300,7 +300,7 @@ def updated(function: tf.types.experimental.ConcreteFunction) -> list[str]:
     graph = graph_lib.Graph(graph_def)
     updated = {variables_lib.source(graph, graph.inputs(node)[0]) for node in graph_def.node
                if node.op.startswith(propagate_lib.UPDATES)}
-    return sorted(f"'{step_lib.variable_path(v)}' {v.dtype.name}{list(v.shape)}" for name, v in variables.items()
+    return sorted(f"'{sites.variable_path(v)}' {v.dtype.name}{list(v.shape)}" for name, v in variables.items()
                   if name in updated)
 
 
@@ -386,7 +386,7 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
     if not any(node.op == sizes_lib.ROWS for node in graph_def.node):
         raise GraphError("None of its inputs has rows that could be divided among ranks: they are ragged, sparse "
                          "or scalars.")
-    paths = {name: step_lib.variable_path(variable) for name, variable in variables.items()}
+    paths = {name: sites.variable_path(variable) for name, variable in variables.items()}
     partitioned = partition_lib.partition(
         graph_def, outputs, grappler.add_shapes, paths, rows=rows, summands=_named(variables, held),
         candidates=_named(variables, candidates or ()), runs_whole=True)

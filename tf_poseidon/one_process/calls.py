@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_poseidon import ops
 from tf_poseidon.data import datasets
 from tf_poseidon.errors import GraphError
-from tf_poseidon.loops import step as step_lib
+from tf_poseidon.ops import sites
 
 _ROWS, _SAME = "rows", "same"
 # What a caller declares about a tensor: _ROWS, _SAME, or the dimension of its rows.
@@ -123,7 +123,7 @@ def joined(structure: Any) -> Any:
     def join(leaf: Any) -> Any:
         if not isinstance(leaf, datasets.Rows):
             return leaf
-        return ops.all_gather(leaf.value, step_lib.unique_site("distribute/inputs"), leaf.count > 0)
+        return ops.all_gather(leaf.value, sites.unique_site("distribute/inputs"), leaf.count > 0)
 
     leaves = []
     for leaf in tf.nest.flatten(structure):  # in order, since exchanges of eager code share one name

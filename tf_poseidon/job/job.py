@@ -1,0 +1,50 @@
+"""This process's part in a job of several processes, as one frozen value.
+
+Who needs ranks is handed it; nothing below a strategy asks the strategy, nor the process, for them.
+
+Tests: tests/training/test_training.py.
+"""
+
+import dataclasses
+
+from tf_poseidon import grappler
+from tf_poseidon.job import held
+from tf_poseidon.job import new_variables
+from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.verify import Verifier
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """What a strategy has joined.
+
+    Attributes:
+        communicator: This rank's communicator.
+        graph_pass: The passes that TensorFlow runs on the functions of this process.
+        wire_dtype: Same as in `PoseidonStrategy`.
+        verifier: Compares gradients and weights, None without verify mode.
+        held: The variables that hold summands.
+        new_variables: The variables that wait for rank 0's values.
+    """
+
+    communicator: Communicator
+    graph_pass: grappler.GraphPass
+    wire_dtype: str | None
+    verifier: Verifier | None
+    held: held.Held
+    new_variables: new_variables.NewVariables
+
+    @property
+    def rank(self) -> int:
+        """This process, 0 to size - 1."""
+        return self.communicator.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.communicator.size
+
+    @property
+    def strict(self) -> bool:
+        """Same as in `PoseidonStrategy`."""
+        return self.graph_pass.strict

@@ -1,0 +1,180 @@
+"""Steps of one process that a loop over batches runs: one at a time, several in one graph, or on the next batch.
+
+Tests: tests/graphs/test_unroll.py, tests/training/test_distribution.py.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import logging
+from typing import Any
+import weakref
+
+import tensorflow as tf
+
+from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.partition import unroll
+from tf_poseidon.job.job import Job
+from tf_poseidon.one_process import calls
+from tf_poseidon.one_process import context
+from tf_poseidon.one_process import tracing
+
+_log = logging.getLogger("tf_poseidon")
+
+
+class Steps:
+    """Steps of one process that a caller such as Keras runs by `strategy.run`."""
+
+    def __init__(self, job: Job, replica: tracing.Replica = contextlib.nullcontext, trains: bool = False,
+                 accumulators: Callable[[], list[tf.Variable]] = list) -> None:
+        """Makes steps.
+
+        Args:
+            job: The job.
+            replica: Returns the context in which a step runs, or is traced.
+            trains: Whether they are training steps, whose plan is `strategy.plan`.
+            accumulators: Same as in `trace`.
+        """
+        self._job = job
+        self._replica = replica
+        self._trains = trains
+        self._accumulators = accumulators
+        self._traces = {}
+        self._next = {}  # by function: its `_OnNext`
+        self._plan = None  # of its last execution of several steps
+        self._rows = None
+        self._has_warned = False
+
+    @contextlib.contextmanager
+    def current(self, rows: int | None = None) -> Iterator[None]:
+        """A context in which `strategy.run` runs these steps.
+
+        Args:
+            rows: Usual number of rows of a global batch, None if unknown.
+        """
+        before, self._rows = self._rows, rows
+        try:
+            with context.handing_to(self):
+                yield
+        finally:
+            self._rows = before
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs a step on a global batch; its results are those of one process."""
+        if tf.executing_eagerly():
+            self._check_eager_code(getattr(function, "__name__", "function"))
+            args, kwargs = calls.joined((args, kwargs))
+            with context.inside(), self._replica():
+                return function(*args, **kwargs)
+        call = calls.Call(function, {}, args, kwargs)
+        return self._trace_of(function, call, reads_later=False)(call.tensors)
+
+    def run_unrolled(self, function: Callable[..., Any], take: Callable[[int], list[Any]], number: int,
+                     specs: Sequence[tf.TypeSpec] = (), reads_later: bool = False) -> Any:
+        """Runs a step on each of several global batches, outside graphs; several steps at a time if that is possible.
+
+        Args:
+            function: The step, which takes a batch.
+            take: Returns that many more batches; fewer, if there are no more.
+            number: How many batches to take, and how many there usually are.
+            specs: Same as in `calls.Call`.
+            reads_later: Whether the caller may read results later, all ranks after the same step. Variables that are
+                synchronised when they are read may then hold summands until they are.
+
+        Returns:
+            The results of the last step; None if there is no batch. A `Pending`, if it has to be read.
+        """
+        result, left = None, []
+        done, steps = 0, unroll.MOST_STEPS  # as long as no trace says how many run at a time
+        while done < number:
+            if len(left) < min(steps, number - done):
+                # Single steps need not be asked for one by one: ranks compare how many there are.
+                wanted = min(steps if steps > 1 else unroll.MOST_STEPS, number - done)
+                left += [calls.Call(function, {}, (batch,), {}, specs) for batch in take(wanted - len(left))]
+            if not left:
+                break
+            traced = self._trace_of(function, left[0], reads_later)
+            steps = traced.unrolled_steps(number)
+            is_whole = len(left) >= steps and all(call.key == left[0].key for call in left[:steps])
+            now = left[:steps if is_whole else 1]
+            graph_pass = self._job.graph_pass
+            shown = graph_pass.plan
+            result = traced.run([call.tensors for call in now])
+            # Not if the plan is that of another model, whose steps have run since.
+            if self._trains and (self._plan is None or graph_pass.plan is not shown or shown is self._plan):
+                self._plan = graph_pass.note_overlap(traced.overlap, self._plan)
+            left, done = left[len(now):], done + len(now)
+        return result
+
+    def run_next(self, function: Callable[..., Any], iterator: tf.data.Iterator,
+                 strategy: tf.distribute.Strategy) -> Any:
+        """Runs a step on the next batch of an iterator, outside graphs; its results may be read later.
+
+        Args:
+            function: The step, which takes a batch.
+            iterator: The iterator.
+            strategy: The job's strategy, in whose scope the step is traced.
+
+        Returns:
+            Its results; a `Pending`, if they have to be read.
+
+        Raises:
+            tf.errors.OutOfRangeError: If there is no batch.
+        """
+        if function not in self._next:
+            self._next[function] = _OnNext(lambda call: self._trace_of(function, call, reads_later=True), function)
+        concrete, traced = self._next[function].of(iterator, strategy)
+        traced.before()
+        returned, _ = concrete(iterator)
+        return traced.pending(returned, 1)
+
+    def explain(self, error: Exception) -> None:
+        """Says in an error that came while these steps ran which of them was partitioned."""
+        tracing.explain(error, self._traces.values(), self._job.communicator)
+
+    def _trace_of(self, function: Callable[..., Any], call: calls.Call, reads_later: bool) -> tracing.Trace:
+        key = call.key, reads_later
+        if key not in self._traces:
+            self._traces[key] = tracing.trace(context.as_step(function), call, self._job, self._replica, self._rows,
+                                              self._trains, self._accumulators, reads_later)
+        return self._traces[key]
+
+    def _check_eager_code(self, name: str) -> None:
+        used = self._job.held.used(self._accumulators())
+        if used:
+            raise GraphError(
+                f"'{name}' runs eagerly, but it ran before as a graph, in which each rank accumulates its part of the "
+                f"gradients in '{used[0].name.partition(':')[0]}', expected one or the other; compile the model with a "
+                "new optimizer.")
+        if not self._has_warned and self._job.rank == 0:
+            _log.warning("'%s' runs eagerly, where there is no graph to partition. %s", name, tracing.WHOLE)
+        self._has_warned = True
+
+
+class _OnNext:
+    """A step on the next batch of an iterator, in one graph."""
+
+    def __init__(self, trace_of: Callable[[calls.Call], tracing.Trace], function: Callable[..., Any]) -> None:
+        self._trace_of = trace_of
+        self._step = function
+        self._function = tf.function(self._run, autograph=False)
+        self._traces = {}  # by ConcreteFunction: the `Trace` in it
+        self._of = weakref.WeakKeyDictionary()  # by iterator: what `of` returns
+        self._last: tracing.Trace | None = None
+
+    def of(self, iterator: tf.data.Iterator, strategy: tf.distribute.Strategy
+           ) -> tuple[tf.types.experimental.ConcreteFunction, tracing.Trace]:
+        """Returns the function that takes an iterator, and the `Trace` of the step in it."""
+        if iterator not in self._of:
+            with strategy.scope():
+                concrete = self._function.get_concrete_function(iterator)
+            self._of[iterator] = concrete, self._traces.setdefault(concrete, self._last)
+        return self._of[iterator]
+
+    def _run(self, iterator: tf.data.Iterator) -> Any:
+        call = calls.Call(self._step, {}, (calls.without_missing(iterator.get_next()),), {})
+        self._last = self._trace_of(call)
+        # A function that returns no tensor is optimised less by TensorFlow, and so rounds in another way.
+        return self._last(call.tensors), tf.constant(0)
