@@ -58,7 +58,7 @@ class CannotFollowError(JobError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class RewriteOutcome:
     """The result of rewriting a graph.
 
     Attributes:
@@ -120,7 +120,7 @@ class RewriteSession:
 
     @garbage.unsearched()
     def rewrite(self, graph_def: graph_pb2.GraphDef, by_policy: bool = False,
-                add_shapes: AddShapes | None = None) -> Outcome:
+                add_shapes: AddShapes | None = None) -> RewriteOutcome:
         """Rewrites a graph so that each gradient travels as the plan says.
 
         Args:
@@ -130,7 +130,7 @@ class RewriteSession:
                 `_output_shapes`, also for planning.
 
         Returns:
-            An `Outcome`. A graph that was already rewritten is left unchanged.
+            A `RewriteOutcome`. A graph that was already rewritten is left unchanged.
 
         Raises:
             CannotFollowError: If other ranks run a rewritten graph and this rank cannot.
@@ -143,7 +143,7 @@ class RewriteSession:
             costs = known.graph if add_shapes is None else planned_lib.of(known.graph, add_shapes, known.facts)
             known = exchanges.FindExchanges(costs)(known)
             if not known.markers:
-                return Outcome(plan=self._plan_of_exchanges(known, planner))
+                return RewriteOutcome(plan=self._plan_of_exchanges(known, planner))
             known = passes.run((*self._match, describe.DescribeSites(costs), operations.CountOperations(costs),
                                 priorities.FindPriorities()), known)
         except Exception as error:  # whatever goes wrong, the unmodified graph computes the same
@@ -155,7 +155,7 @@ class RewriteSession:
                 return _outcome(self._planned(known, plan_lib.MakePlan(planner)))
             except Exception as error:
                 cause = error
-        return Outcome(refusal=_text_of(cause), cause=cause)
+        return RewriteOutcome(refusal=_text_of(cause), cause=cause)
 
     def find(self, graph_def: graph_pb2.GraphDef, add_shapes: AddShapes | None = None) -> passes.TrainingGraph:
         """Returns the gradients that a graph synchronises, without their matches, sites and plan.
@@ -182,11 +182,12 @@ class RewriteSession:
     # ---- ranks that must agree --------------------------------------------------------------------
 
     def _rewrite_alike(self, graph_def: graph_pb2.GraphDef, known: passes.TrainingGraph | None,
-                       planner: planning.Planner, cause: Exception | None, comparison: TextComparison) -> Outcome:
+                       planner: planning.Planner, cause: Exception | None,
+                       comparison: TextComparison) -> RewriteOutcome:
         """Rewrites a graph as all ranks do; `known` is None if this rank could not analyse it."""
         refusal = known.markers[0].refusal if known is not None and all(m.refusal for m in known.markers) else None
         if refusal and not any(foreign.is_of_all_ranks(node) for node in self.markers_of(graph_def)):
-            return Outcome(refusal=refusal)  # other ranks may not even run it
+            return RewriteOutcome(refusal=refusal)  # other ranks may not even run it
         try:
             if refusal:
                 return self._refused_alike(graph_def, refusal, comparison)
@@ -195,17 +196,17 @@ class RewriteSession:
             raise CannotFollowError("This rank could not rewrite a training graph as the others have: "
                                     f"{error}") from error
 
-    def _refused_alike(self, graph_def: graph_pb2.GraphDef, refusal: str, comparison: TextComparison) -> Outcome:
+    def _refused_alike(self, graph_def: graph_pb2.GraphDef, refusal: str, comparison: TextComparison) -> RewriteOutcome:
         """Refuses a graph that other ranks may want to rewrite: there, the same sums may be of another type."""
         name = self._name_of(graph_def)
         if name not in self._refused:
             self._times[name] += 1
             comparison.difference(f"{name}/{self._times[name]}", f"not rewritten: {refusal}")
             self._refused[name] = refusal
-        return Outcome(refusal=refusal)
+        return RewriteOutcome(refusal=refusal)
 
     def _agreed(self, graph_def: graph_pb2.GraphDef, known: passes.TrainingGraph | None, planner: planning.Planner,
-                cause: Exception | None, comparison: TextComparison) -> Outcome:
+                cause: Exception | None, comparison: TextComparison) -> RewriteOutcome:
         lines = [] if known is None else agreement_text.lines_of_gradients(known)
         key = _digest(lines)
         if known is not None:
@@ -214,7 +215,7 @@ class RewriteSession:
                     return _outcome(self._planned(known, plan_lib.TakePlan(plan, planner.cluster)))
         name = self._name_of(graph_def)
         if name in self._refused:
-            return Outcome(refusal=self._refused[name])
+            return RewriteOutcome(refusal=self._refused[name])
         planned, text = None, ""
         if known is not None:
             try:
@@ -229,7 +230,7 @@ class RewriteSession:
             self._plans[key].append(planned.plan)
             return _outcome(planned)
         self._refused[name] = difference or problem
-        return Outcome(refusal=self._refused[name], cause=cause)
+        return RewriteOutcome(refusal=self._refused[name], cause=cause)
 
     def _name_of(self, graph_def: graph_pb2.GraphDef) -> str:
         """Returns a name of a graph that every rank knows, even if it could not analyse the graph."""
@@ -240,8 +241,8 @@ class RewriteSession:
         return [node for node in graph_def.node if node.op in self.marker_ops]
 
 
-def _outcome(known: passes.TrainingGraph) -> Outcome:
-    return Outcome(known.rewritten, known.plan, known.sites)
+def _outcome(known: passes.TrainingGraph) -> RewriteOutcome:
+    return RewriteOutcome(known.rewritten, known.plan, known.sites)
 
 
 def _text_of(error: Exception | None) -> str:

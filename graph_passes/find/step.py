@@ -34,7 +34,7 @@ class StepFacts:
     rows: int | None = None
     static_rows: int | None = None
     strict: bool = False
-    steps: steps_lib.Steps = steps_lib.Steps()
+    steps: steps_lib.GraphSteps = steps_lib.GraphSteps()
     global_rows: int | None = None
 
     def planned(self, k: int | None) -> int | None:
@@ -73,15 +73,15 @@ def facts_of(graph_def: graph_pb2.GraphDef) -> StepFacts:
     return StepFacts(_sites(first), rows, static_rows, first.attr["strict"].b, _steps(nodes), global_rows)
 
 
-def _steps(nodes: Sequence[node_def_pb2.NodeDef]) -> steps_lib.Steps:
+def _steps(nodes: Sequence[node_def_pb2.NodeDef]) -> steps_lib.GraphSteps:
     """Returns the steps of a graph, one if its steps differ."""
     first = nodes[0]
     if len(nodes) == 1:
-        return steps_lib.Steps(first.attr["steps"].i if "steps" in first.attr else 1)
-    steps = steps_lib.Steps(len(nodes), _NEXT)
+        return steps_lib.GraphSteps(first.attr["steps"].i if "steps" in first.attr else 1)
+    steps = steps_lib.GraphSteps(len(nodes), _NEXT)
     for number, node in enumerate(nodes):
         if _sites(node) != tuple(_renamed(line, steps, number) for line in _sites(first)):
-            return steps_lib.Steps()
+            return steps_lib.GraphSteps()
     return steps
 
 
@@ -103,6 +103,6 @@ def _name(line: str) -> str:
     return line.rpartition("' ")[0].removeprefix("'")
 
 
-def _renamed(line: str, steps: steps_lib.Steps, number: int) -> str:
+def _renamed(line: str, steps: steps_lib.GraphSteps, number: int) -> str:
     name = _name(line)
     return f"'{steps.site_in(number, name)}'{line[len(name) + 2:]}"

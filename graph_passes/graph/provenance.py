@@ -24,7 +24,7 @@ class Provenance:
     """Why a node was inserted.
 
     Attributes:
-        role: What ranks do with the site: the `kind` of a `partition.report.Exchange`; or STEP or ORIGINAL.
+        role: What ranks do with the site: the `kind` of a `partition.report.ExchangedTensor`; or STEP or ORIGINAL.
         site: Name of the site, "" without one.
         scheme: The scheme of the exchange, "" if undecided.
         leader: The site whose exchange it uses, "" if it has its own.

@@ -10,7 +10,7 @@ UNROLLED = "@"  # the mark in a graph that was unrolled
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
+class GraphSteps:
     """The steps of a graph, which all have the same sites.
 
     Attributes:

@@ -29,9 +29,9 @@ _SMALL = 4096
 _INT32 = types_pb2.DT_INT32
 
 
-def pack(graph_def: graph_pb2.GraphDef, exchanges: Sequence[report_lib.Exchange], fetches: Iterable[str] = (),
-         ) -> tuple[graph_pb2.GraphDef, Sequence[report_lib.Exchange]]:
-    """Returns (GraphDef, `report.Exchange`s) with small sums exchanged together.
+def pack(graph_def: graph_pb2.GraphDef, exchanges: Sequence[report_lib.ExchangedTensor], fetches: Iterable[str] = (),
+         ) -> tuple[graph_pb2.GraphDef, Sequence[report_lib.ExchangedTensor]]:
+    """Returns (GraphDef, `report.ExchangedTensor`s) with small sums exchanged together.
 
     Args:
         graph_def: The partitioned GraphDef.
@@ -53,7 +53,7 @@ def pack(graph_def: graph_pb2.GraphDef, exchanges: Sequence[report_lib.Exchange]
         return graph_def, exchanges
     fetched = set(map(graph_lib.node_of, fetches))
     written: dict[str, list[node_def_pb2.NodeDef]] = {}
-    packed: dict[str, report_lib.Exchange | None] = {}
+    packed: dict[str, report_lib.ExchangedTensor | None] = {}
     order = {exchange.site: i for i, exchange in enumerate(exchanges)}
     for members in packs:
         members.sort(key=lambda node: order[_site(node)])
@@ -66,7 +66,7 @@ def pack(graph_def: graph_pb2.GraphDef, exchanges: Sequence[report_lib.Exchange]
     return graph_lib.with_nodes(graph_def, nodes), [exchange for exchange in left if exchange is not None]
 
 
-def _is_small(exchange: report_lib.Exchange) -> bool:
+def _is_small(exchange: report_lib.ExchangedTensor) -> bool:
     return (exchange.kind == "sum" and not exchange.variable and not exchange.is_waited_for and not exchange.loop
             and exchange.bytes.fixed is not None and exchange.bytes.fixed <= _SMALL
             and exchange.shape is not None and None not in exchange.shape)
@@ -90,14 +90,14 @@ def _after(graph: graph_lib.Graph, sums: Iterable[node_def_pb2.NodeDef]) -> set[
     return after
 
 
-def _together(parts: Sequence[report_lib.Exchange]) -> report_lib.Exchange:
+def _together(parts: Sequence[report_lib.ExchangedTensor]) -> report_lib.ExchangedTensor:
     """Returns the exchange that replaces several."""
     elements = sum(map(_elements, parts))
     return dataclasses.replace(parts[0], site=f"{parts[0].site} and {len(parts) - 1} more", shape=(elements,),
                                bytes=report_lib.Bytes.of((elements,), parts[0].dtype))
 
 
-def _elements(part: report_lib.Exchange) -> int:
+def _elements(part: report_lib.ExchangedTensor) -> int:
     count = graph_lib.num_elements(part.shape)
     assert count is not None  # `_is_small`
     return count
@@ -155,13 +155,13 @@ def _effect(node: node_def_pb2.NodeDef) -> tuple[object, ...]:
     return (node.op, node.device, *node.input[1:], *((key, node.attr[key].type) for key in sorted(node.attr)))
 
 
-def _write(members: Sequence[_Around], parts: Sequence[report_lib.Exchange],
-           total: report_lib.Exchange) -> dict[str, list[node_def_pb2.NodeDef]]:
+def _write(members: Sequence[_Around], parts: Sequence[report_lib.ExchangedTensor],
+           total: report_lib.ExchangedTensor) -> dict[str, list[node_def_pb2.NodeDef]]:
     """Returns the nodes that replace those of several sums, by its name."""
     first = members[0].node
     dtype = first.attr["T"].type
     writer = graph_lib.Writer(f"{first.name}/packed", first.device, provenance.Provenance("sum", total.site))
-    blocks: dict[tuple[object, ...], list[tuple[_Around, report_lib.Exchange]]] = collections.defaultdict(list)
+    blocks: dict[tuple[object, ...], list[tuple[_Around, report_lib.ExchangedTensor]]] = collections.defaultdict(list)
     for member, part in zip(members, parts):
         blocks[member.kind].append((member, part))
     flat = [_flat(writer, f"block{i}", [member for member, _ in block]) for i, block in enumerate(blocks.values())]

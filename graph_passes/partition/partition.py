@@ -32,27 +32,28 @@ OF_NO_ROWS = write_lib.OF_NO_ROWS
 
 
 @dataclasses.dataclass(frozen=True)
-class Partitioned:
+class PartitionedGraph:
     """A partitioned graph.
 
     Attributes:
         graph_def: The GraphDef.
         fetches: The names of the fetches in it.
-        report: The `report.Report`.
+        report: The `report.PartitionReport`.
         summands: Names of the nodes from which the resources of variables that hold summands come.
     """
 
     graph_def: graph_pb2.GraphDef
     fetches: tuple[str, ...]
-    report: report_lib.Report
+    report: report_lib.PartitionReport
     summands: frozenset[str]
 
 
 @garbage.unsearched()
 def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes: graph_lib.AddShapes,
               paths: Mapping[str, str] | None = None, kept: Sequence[str] = (), rows: int | None = None,
-              summands: Iterable[str] = (), candidates: Iterable[str] = (), runs_whole: bool = False) -> Partitioned:
-    """Returns the `Partitioned` graph.
+              summands: Iterable[str] = (), candidates: Iterable[str] = (),
+              runs_whole: bool = False) -> PartitionedGraph:
+    """Returns the `PartitionedGraph`.
 
     Args:
         graph_def: A flat GraphDef: calls are inlined, loops consist of Enter, Merge, Switch, NextIteration and Exit.
@@ -87,21 +88,21 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]
     graph_def = graph_lib.with_nodes(graph_def, nodes)
-    exchanges: Sequence[report_lib.Exchange] = writer.exchanges
+    exchanges: Sequence[report_lib.ExchangedTensor] = writer.exchanges
     if runs_whole:
         graph_def, exchanges = packing.pack(graph_def, exchanges, fetched)
-    report = report_lib.Report(
+    report = report_lib.PartitionReport(
         tuple(exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
         write_lib.num_by_rows(propagated), len(propagated.ordered))
-    return Partitioned(graph_def, tuple(fetched), report, summands)
+    return PartitionedGraph(graph_def, tuple(fetched), report, summands)
 
 
-def _whole(sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, name: str) -> report_lib.WholeOp:
-    """Returns the `report.WholeOp` of a node that runs whole."""
+def _whole(sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, name: str) -> report_lib.UndividedOp:
+    """Returns the `report.UndividedOp` of a node that runs whole."""
     node = sizes.graph.nodes[name]
     all_bytes = [sizes.bytes(tensor, propagate_lib.dtype_of(sizes.graph.node(tensor), graph_lib.output_of(tensor)))
                  for tensor in sizes.graph.inputs(node)
                  if isinstance(propagated.states.get(propagate_lib.canonical(tensor)), states.Rows)]
     per_row = [each.per_row for each in all_bytes if each.per_row is not None]
-    return report_lib.WholeOp(name, node.op, report_lib.Bytes(
+    return report_lib.UndividedOp(name, node.op, report_lib.Bytes(
         per_row=sum(per_row) if len(per_row) == len(all_bytes) else None))

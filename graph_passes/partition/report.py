@@ -36,7 +36,7 @@ class Bytes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class ExchangedTensor:
     """One tensor that ranks exchange in every step, or in every round of a loop.
 
     Attributes:
@@ -68,7 +68,7 @@ class Exchange:
 
 
 @dataclasses.dataclass(frozen=True)
-class WholeOp:
+class UndividedOp:
     """An op that every rank runs as one process would, on inputs that were cut into rows.
 
     Attributes:
@@ -83,18 +83,18 @@ class WholeOp:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class PartitionReport:
     """The result of partitioning a graph.
 
     Attributes:
-        exchanges: The `Exchange`s, in the order of the graph.
-        whole: The `WholeOp`s: those without a rule for their inputs.
+        exchanges: The `ExchangedTensor`s, in the order of the graph.
+        whole: The `UndividedOp`s: those without a rule for their inputs.
         partitioned: Number of nodes that run on the rank's rows or return summands.
         nodes: Number of nodes of the graph.
     """
 
-    exchanges: tuple[Exchange, ...]
-    whole: tuple[WholeOp, ...]
+    exchanges: tuple[ExchangedTensor, ...]
+    whole: tuple[UndividedOp, ...]
     partitioned: int
     nodes: int
 

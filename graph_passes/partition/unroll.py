@@ -43,11 +43,11 @@ _MOST_NODES = 40_000
 _STEPS_AT_A_TIME = 2
 _FRAME, _CLASS, _BESIDE = "frame_name", "_class", "loc:@"
 _OF_LATER_STEP = re.compile("step[0-9]+/")  # see `renamed`
-_WHOLE_STEP = ""  # in `Order.after`: the nodes at the end of the step
+_WHOLE_STEP = ""  # in `StepOrder.after`: the nodes at the end of the step
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class StepOrder:
     """What the accesses of a step have to wait for in the step before.
 
     Attributes:
@@ -96,8 +96,8 @@ def length(number: int, nodes: int) -> int:
 
 
 def order_of(graph_def: graph_pb2.GraphDef, shared: Collection[str], ends: Iterable[str],
-             gradients: Collection[str]) -> Order:
-    """Returns the `Order` of the steps of a graph.
+             gradients: Collection[str]) -> StepOrder:
+    """Returns the `StepOrder` of the steps of a graph.
 
     Args:
         graph_def: The flat GraphDef of a step.
@@ -111,16 +111,16 @@ def order_of(graph_def: graph_pb2.GraphDef, shared: Collection[str], ends: Itera
     ordered = []
     for node in graph_def.node:
         if _OF_LATER_STEP.match(node.name):
-            return Order(obstacle=f"'{node.name}' is named like a node of a later step")
+            return StepOrder(obstacle=f"'{node.name}' is named like a node of a later step")
         if functions.called(node):
-            return Order(obstacle=f"the {node.op} '{node.name}' calls a function that is not inlined")
+            return StepOrder(obstacle=f"the {node.op} '{node.name}' calls a function that is not inlined")
         if node.op in variables_lib.PASSED_ON or not _is_stateful(node):
             continue
         sources = [source for tensor in graph.inputs(node)
                    if _is_resource(graph, source := variables_lib.source(graph, tensor))]
         if foreign := set(sources) - set(shared):
-            return Order(obstacle=f"the {node.op} '{node.name}' uses a resource that the step makes itself, "
-                         f"'{min(foreign)}'")
+            return StepOrder(obstacle=f"the {node.op} '{node.name}' uses a resource that the step makes itself, "
+                             f"'{min(foreign)}'")
         for source in dict.fromkeys(sources):
             accesses.setdefault(source, []).append(node)
         if sources or node.op.startswith(_OURS) or node.op == _ASSERT:
@@ -128,19 +128,19 @@ def order_of(graph_def: graph_pb2.GraphDef, shared: Collection[str], ends: Itera
         if node.op not in ORDERED:
             what = ("may use variables in Python, where the graph does not show it" if node.op in _PYTHON else
                     "keeps its state in the op itself")
-            return Order(obstacle=f"the {node.op} '{node.name}' {what}")
+            return StepOrder(obstacle=f"the {node.op} '{node.name}' {what}")
         if node.name in inside:
-            return Order(obstacle=f"the {node.op} '{node.name}' must run in order, but is in a branch or loop")
+            return StepOrder(obstacle=f"the {node.op} '{node.name}' must run in order, but is in a branch or loop")
         ordered.append(node.name)
     if conditional := [end for end in ends if end in inside]:
-        return Order(obstacle=f"'{conditional[0]}', at the end of the step, is in a branch or loop")
+        return StepOrder(obstacle=f"'{conditional[0]}', at the end of the step, is in a branch or loop")
     after = []
     for source, nodes in accesses.items():
         if all(node.op in variables_lib.READS for node in nodes):
             continue  # nothing changes it
         is_inside = any(node.name in inside for node in nodes)
         after.append((source, (_WHOLE_STEP,) if is_inside else tuple(node.name for node in nodes)))
-    return Order(tuple(after), tuple(ordered), "", *_updates(graph, accesses.values(), gradients))
+    return StepOrder(tuple(after), tuple(ordered), "", *_updates(graph, accesses.values(), gradients))
 
 
 def _updates(graph: graph_lib.Graph, accesses: Iterable[Sequence[node_def_pb2.NodeDef]],
@@ -160,13 +160,13 @@ def _updates(graph: graph_lib.Graph, accesses: Iterable[Sequence[node_def_pb2.No
     return sum(count > 0 for count in counts), sum(count > 1 for count in counts)
 
 
-def unroll(graph_def: graph_pb2.GraphDef, order: Order, shared: Collection[str], ends: Sequence[str],
+def unroll(graph_def: graph_pb2.GraphDef, order: StepOrder, shared: Collection[str], ends: Sequence[str],
            controls: Collection[str], steps: int) -> graph_pb2.GraphDef:
     """Returns a GraphDef of several steps; the names of the first one do not change, for others see `renamed`.
 
     Args:
         graph_def, shared, ends: Same as in `order_of`, whose result is `order`.
-        order: The `Order`.
+        order: The `StepOrder`.
         controls: Those of `ends` that run in every step, whatever is fetched.
         steps: The number of steps.
     """
@@ -224,7 +224,7 @@ def _copied(node: node_def_pb2.NodeDef, step: int, shared: Collection[str], hand
         graph_lib.set_names(copy.attr[_CLASS], [
             _BESIDE + (name if name in shared else renamed(name, step)) for name in beside])
     if "site" in copy.attr:
-        provenance.rename_site(copy, steps_lib.Steps().site_in(step, copy.attr["site"].s.decode()))
+        provenance.rename_site(copy, steps_lib.GraphSteps().site_in(step, copy.attr["site"].s.decode()))
     return copy
 
 

@@ -114,14 +114,14 @@ class GraphWriter:
 
     Attributes:
         nodes: The NodeDefs so far.
-        exchanges: The `report.Exchange`s so far.
+        exchanges: The `report.ExchangedTensor`s so far.
     """
 
     def __init__(self, sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, trained: Mapping[str, str],
                  kept: Mapping[str, str]) -> None:
         """Makes a writer; `trained` and `kept` are the results of `naming.variables_of`."""
         self.nodes: list[node_def_pb2.NodeDef] = []
-        self.exchanges: list[report_lib.Exchange] = []
+        self.exchanges: list[report_lib.ExchangedTensor] = []
         self._sizes = sizes
         self._graph = sizes.graph
         self._propagated = propagated
@@ -641,8 +641,8 @@ class GraphWriter:
             num_bytes = report_lib.Bytes(fixed=math.prod(shape) * tf.as_dtype(dtype).size)
         variable = "" if is_gathered else self._trained.get(name, "")
         is_waited_for = self._is_waited_for_by_rows(name)
-        self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, num_bytes, frame.name, variable,
-                                                  is_waited_for))
+        self.exchanges.append(report_lib.ExchangedTensor(site, kind, name, shape, dtype, num_bytes, frame.name,
+                                                         variable, is_waited_for))
         meanwhile = "repeats" if frame.outer is not None else "waits" if is_waited_for else "computes"
         return _Written({"site": site, graph_lib.MEANWHILE: meanwhile}, provenance.Provenance(kind, site, scheme))
 

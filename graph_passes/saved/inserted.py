@@ -30,12 +30,12 @@ _TARGETS = "_poseidon_targets"
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class InsertedExchange:
     """One tensor that ranks exchange.
 
     Attributes:
         site: Its name.
-        kind: Same as in `partition.report.Exchange`.
+        kind: Same as in `partition.report.ExchangedTensor`.
         scheme: "ps", "sfb", "gather" or "broadcast".
         rides_on: The site from whose factors it is made, None if it sends something itself.
         ops: The number of ops inserted for it, by name of the op.
@@ -51,18 +51,18 @@ class Exchange:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class InsertedStep:
     """A function, or the main graph, that was rewritten.
 
     Attributes:
         function: Its name, "" for the main graph.
-        exchanges: Its `Exchange`s, in the order of the graph.
+        exchanges: Its `InsertedExchange`s, in the order of the graph.
         before: Number of nodes before rewriting.
         after: Number of nodes now.
     """
 
     function: str
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[InsertedExchange, ...]
     before: int
     after: int
 
@@ -84,10 +84,10 @@ def note_step(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> No
                 provenance.Provenance(provenance.STEP).note(node)
 
 
-def steps(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> tuple[Step, ...]:
-    """Returns the `Step`s of a rewritten GraphDef, given the original."""
+def steps(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> tuple[InsertedStep, ...]:
+    """Returns the `InsertedStep`s of a rewritten GraphDef, given the original."""
     before = _bodies(original)
-    return tuple(Step(function, tuple(_exchanges(nodes)), len(before.get(function, ())), len(nodes))
+    return tuple(InsertedStep(function, tuple(_exchanges(nodes)), len(before.get(function, ())), len(nodes))
                  for function, nodes in _bodies(rewritten).items() if _is_step(nodes))
 
 
@@ -133,7 +133,7 @@ def _notes(nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
 # ---- exchanges --------------------------------------------------------------------------------------
 
 
-def _exchanges(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[Exchange]:
+def _exchanges(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[InsertedExchange]:
     sites: dict[str, provenance.Provenance] = {}
     ops: collections.defaultdict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for node in nodes:
@@ -144,8 +144,8 @@ def _exchanges(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[Exchange]:
             if node.op.startswith(_INSERTED):
                 ops[about.site][node.op] += 1
     for site, about in sites.items():
-        yield Exchange(site, about.role, about.scheme, about.leader or None, dict(sorted(ops[site].items())),
-                       about.is_fetched)
+        yield InsertedExchange(site, about.role, about.scheme, about.leader or None, dict(sorted(ops[site].items())),
+                               about.is_fetched)
 
 
 # ---- what else differs ------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ _PREFIX = "poseidon/step"
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class RewriteOptions:
     """How a graph is rewritten.
 
     Attributes:
@@ -74,18 +74,18 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class RewrittenStep:
     """A step that was rewritten.
 
     Attributes:
         inputs: The `inputs_lib.Input`s.
         plan: The `planning.Plan` that its sums follow.
-        exchanges: The `partition.report.Report` of its exchanges and of the ops that run whole.
+        exchanges: The `partition.report.PartitionReport` of its exchanges and of the ops that run whole.
     """
 
     inputs: tuple[inputs_lib.Input, ...]
     plan: planning.Plan
-    exchanges: report_lib.Report
+    exchanges: report_lib.PartitionReport
 
     def __str__(self) -> str:
         inputs = tables.aligned([(each.name, each.text()) for each in self.inputs], left=(0, 1), indent="  ")
@@ -98,15 +98,15 @@ class Rewritten:
 
     Attributes:
         graph_def: The GraphDef.
-        steps: The `Step`s, by name.
+        steps: The `RewrittenStep`s, by name.
     """
 
     graph_def: graph_pb2.GraphDef
-    steps: dict[str, Step]
+    steps: dict[str, RewrittenStep]
 
 
 def rewrite(graph_def: graph_pb2.GraphDef, steps: Mapping[str, Sequence[str]], has_functions: bool,
-            options: Options) -> Rewritten:
+            options: RewriteOptions) -> Rewritten:
     """Rewrites a saved graph.
 
     Args:
@@ -114,7 +114,7 @@ def rewrite(graph_def: graph_pb2.GraphDef, steps: Mapping[str, Sequence[str]], h
         steps: The names of the tensors or nodes that define each step, by its name.
         has_functions: Whether each step is the result of one function (TensorFlow 2), which is rewritten; otherwise
             the main graph is rewritten.
-        options: The `Options`.
+        options: The `RewriteOptions`.
 
     Raises:
         PoseidonError: If the graph cannot be rewritten.
@@ -126,11 +126,11 @@ def rewrite(graph_def: graph_pb2.GraphDef, steps: Mapping[str, Sequence[str]], h
     original = strip.compressed(graph_def)
     library = functions_lib.Library(graph_def)
     result = graph_pb2.GraphDef()
-    found: dict[str, Step] = {}
+    found: dict[str, RewrittenStep] = {}
     taken: set[str] = set()
     result.CopyFrom(graph_def)
     if has_functions:
-        by_function: dict[str, Step] = {}  # signatures may share one
+        by_function: dict[str, RewrittenStep] = {}  # signatures may share one
         for name, targets in steps.items():
             function, arguments = _function_of(library, name, targets)
             if function not in by_function:
@@ -149,8 +149,8 @@ def rewrite(graph_def: graph_pb2.GraphDef, steps: Mapping[str, Sequence[str]], h
 
 
 def _rewrite_function(result: graph_pb2.GraphDef, library: functions_lib.Library, name: str, function: str,
-                      arguments: "Sequence[_Argument]", options: Options, taken: set[str]) -> Step:
-    """Rewrites a function in `result`, given its `_Argument`s; returns the `Step`."""
+                      arguments: "Sequence[_Argument]", options: RewriteOptions, taken: set[str]) -> RewrittenStep:
+    """Rewrites a function in `result`, given its `_Argument`s; returns the `RewrittenStep`."""
     _check_bodies(library, function)
     body, main = library.body(function), library.main
     by_name = {argument: given for (argument, _), given in zip(body.arguments, arguments)}
@@ -190,7 +190,7 @@ def _rewrite_function(result: graph_pb2.GraphDef, library: functions_lib.Library
         if old.signature.name == function:
             old.CopyFrom(new)
     _make_stateful(result, function)
-    return Step(tuple(inputs), plan, partitioned.report)
+    return RewrittenStep(tuple(inputs), plan, partitioned.report)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,9 +259,9 @@ def _make_stateful(graph_def: graph_pb2.GraphDef, function: str) -> None:
 # ---- the main graph ---------------------------------------------------------------------------------
 
 
-def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, targets: Sequence[str], options: Options,
-                  taken: set[str]) -> Step:
-    """Rewrites the nodes of the main graph in `result` that steps need; returns the `Step`.
+def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, targets: Sequence[str],
+                  options: RewriteOptions, taken: set[str]) -> RewrittenStep:
+    """Rewrites the nodes of the main graph in `result` that steps need; returns the `RewrittenStep`.
 
     Other nodes are unchanged and have the same inputs: tensors that the step computes by rows are gathered if such a
     node reads them.
@@ -298,7 +298,7 @@ def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, ta
     del result.node[:]
     result.node.extend(nodes)
     inserted.note_targets(result, names)
-    return Step(tuple(inputs), plan, partitioned.report)
+    return RewrittenStep(tuple(inputs), plan, partitioned.report)
 
 
 def _is_placeholder(node: node_def_pb2.NodeDef) -> bool:
@@ -352,7 +352,8 @@ def _full(tensor: str) -> str:
     return tensor if ":" in tensor else f"{tensor}:0"
 
 
-def _renamed_sites(partitioned: partition_lib.Partitioned, name: str, taken: set[str]) -> partition_lib.Partitioned:
+def _renamed_sites(partitioned: partition_lib.PartitionedGraph, name: str,
+                   taken: set[str]) -> partition_lib.PartitionedGraph:
     """Prefixes sites with the step's name if another step has sites of the same name."""
     new = {exchange.site: f"{name}/{exchange.site}" for exchange in partitioned.report.exchanges
            if exchange.site in taken}
@@ -371,8 +372,8 @@ def _renamed_sites(partitioned: partition_lib.Partitioned, name: str, taken: set
                                report=dataclasses.replace(partitioned.report, exchanges=exchanges))
 
 
-def _with_comparison(partitioned: partition_lib.Partitioned, inputs: Sequence[inputs_lib.Input],
-                     options: Options) -> tuple[partition_lib.Partitioned, list[str]]:
+def _with_comparison(partitioned: partition_lib.PartitionedGraph, inputs: Sequence[inputs_lib.Input],
+                     options: RewriteOptions) -> tuple[partition_lib.PartitionedGraph, list[str]]:
     """Adds nodes by which ranks compare their graphs and inputs before anything is cut into rows.
 
     Returns:
@@ -414,7 +415,8 @@ def _with_comparison(partitioned: partition_lib.Partitioned, inputs: Sequence[in
     return dataclasses.replace(partitioned, graph_def=result), [agree, *compared]
 
 
-def _planned(partitioned: partition_lib.Partitioned, options: Options) -> tuple[graph_pb2.GraphDef, planning.Plan]:
+def _planned(partitioned: partition_lib.PartitionedGraph,
+             options: RewriteOptions) -> tuple[graph_pb2.GraphDef, planning.Plan]:
     """Returns (GraphDef, plan): the partitioned graph, rewritten so that its sums travel as planned."""
     options.progress("recognising factors and planning")
     outcome = session.RewriteSession(options.planner, options.writer).rewrite(

@@ -44,7 +44,7 @@ class Partitioned:
     """A graph, and its partitioned graph.
 
     Attributes:
-        partitioned: The `partition.Partitioned` graph.
+        partitioned: The `partition.PartitionedGraph`.
         report: Its report.
     """
 

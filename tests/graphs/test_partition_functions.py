@@ -129,7 +129,7 @@ PROGRAMS = (while_of_defuns, defun_that_is_not_inlined, compiled_by_xla, in_cond
 def _partitioned(function, x):
     """Returns a function of one step as it is partitioned, and a reference to its trace, which is not kept."""
     traced = tracing.traced(lambda x: function(x), calls.Call(function, {}, (x,), {}))
-    made = partitioning.Partitioned(traced, partitioning.Options(1), 4, trains=False)
+    made = partitioning.PartitionedFunction(traced, partitioning.PartitionOptions(1), 4, trains=False)
     tf_compat.dismantle(traced.graph)
     return made, weakref.ref(traced.graph)
 
@@ -168,6 +168,6 @@ def test_a_trace_that_is_not_partitioned_computes_the_same():
 
     x, y = tf.constant([[1.0], [2.0]], F64), tf.constant([[3.0], [5.0]], F64)
     traced = tracing.traced(step, calls.Call(step, {}, (x, y), {}))
-    made = partitioning.Partitioned(traced, partitioning.Options(1), 2, trains=False)
+    made = partitioning.PartitionedFunction(traced, partitioning.PartitionOptions(1), 2, trains=False)
     for results in (traced(x, y), made((x, y))):
         assert [float(value) for value in results] == [float(value) for value in step(x, y)]

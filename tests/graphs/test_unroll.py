@@ -108,7 +108,7 @@ def partitioned(function):
     state, x = State(), tf.ones((4, 2))
     call = calls.Call(lambda x: function(state, x), {}, (x,), {})
     traced = tracing.traced(call_of(function, state), call)
-    return state, partitioning.Partitioned(traced, partitioning.Options(1), 4, trains=False)
+    return state, partitioning.PartitionedFunction(traced, partitioning.PartitionOptions(1), 4, trains=False)
 
 
 def call_of(function, state):

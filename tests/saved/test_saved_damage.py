@@ -730,7 +730,7 @@ def graphs(zoo):
 def test_graph_that_is_given_stays_as_it_is(name, graphs):
     graph, steps, has_functions = graphs[name]
     before = _bytes(graph)
-    options = saved_lib.Options(planning.Planner(planning.Cluster(4), "auto"), grappler.add_shapes, {}, 8)
+    options = saved_lib.RewriteOptions(planning.Planner(planning.Cluster(4), "auto"), grappler.add_shapes, {}, 8)
     saved_lib.rewrite(graph, steps, has_functions, options)
     assert _bytes(graph) == before
 
@@ -747,7 +747,7 @@ def test_random_damage(graphs, request):
         graph, steps, has_functions = graphs[name]
         graph = damage_graphs.damaged(graph, changes)
         before = _bytes(graph)
-        options = saved_lib.Options(planning.Planner(planning.Cluster(4), policy), grappler.add_shapes, {}, rows)
+        options = saved_lib.RewriteOptions(planning.Planner(planning.Cluster(4), policy), grappler.add_shapes, {}, rows)
         try:
             with ends_soon():
                 once, again = (saved_lib.rewrite(graph, steps, has_functions, options).graph_def for _ in range(2))

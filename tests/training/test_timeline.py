@@ -109,7 +109,7 @@ def overlapping_steps():
     """A run of two steps. Each computes for 1 s forward and 2 s backward; the sums of its two layers take 2 s each."""
     events = (Event("ps", "upper", 2, 6), Event("ps", "lower", 3, 5),
               Event("ps", "upper", 7.5, 11.5, step=1), Event("ps", "lower", 8.5, 10.5, step=1))
-    places = {"lower": steps_lib.Place(3, 0), "upper": steps_lib.Place(2, 0.5)}
+    places = {"lower": steps_lib.SitePlace(3, 0), "upper": steps_lib.SitePlace(2, 0.5)}
     return Rank("host", 0.0, events, places=places)
 
 
@@ -125,9 +125,9 @@ def test_the_next_step_of_a_run_waits_for_what_it_needs():
 
 
 @pytest.mark.parametrize("places, waits", [
-    ({}, []), ({"lower": steps_lib.Place(3, 0)}, []),
+    ({}, []), ({"lower": steps_lib.SitePlace(3, 0)}, []),
     # Nothing waits for a gradient without a place, and none that is not needed.
-    ({"lower": steps_lib.Place(3), "upper": steps_lib.Place(2, 0.5)}, [("wait", "upper", 3.5, 6)])])
+    ({"lower": steps_lib.SitePlace(3), "upper": steps_lib.SitePlace(2, 0.5)}, [("wait", "upper", 3.5, 6)])])
 def test_waits_are_not_guessed(places, waits):
     second = dataclasses.replace(overlapping_steps(), places=places).steps[1]
     assert [tuple(segment) for segment in second.segments if segment.kind == "wait" and segment.end < 8] == waits
@@ -148,7 +148,7 @@ def test_sites_of_one_step_alone_belong_to_it():
 
 def test_rebuilding_for_the_next_step_is_not_waiting():
     events = (Event("sfb", "a", 1, 3), Event("rebuild", "a", 4, 6), Event("sfb", "a", 8, 9, step=1))
-    second = Rank("host", 0.0, events, places={"a": steps_lib.Place(2, 0)}).steps[1]
+    second = Rank("host", 0.0, events, places={"a": steps_lib.SitePlace(2, 0)}).steps[1]
     assert [tuple(segment) for segment in second.segments] == [
         ("wait", "a", 1, 4), ("rebuild", "a", 4, 6), ("forward", "", 6, 8), ("wait", "a", 8, 9)]
 

@@ -23,8 +23,8 @@ from tf_poseidon.timelines import recording
 from tf_poseidon.timelines import report
 from tf_poseidon.timelines import table as table_lib
 from tf_poseidon.timelines.steps import Event
-from tf_poseidon.timelines.steps import Place
 from tf_poseidon.timelines.steps import Rank
+from tf_poseidon.timelines.steps import SitePlace
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -196,7 +196,7 @@ def test_figures_have_the_numbers_of_the_timeline():
 def test_steps_that_overlap_are_shown_together():
     events = (Event("ps", "upper", 2, 6), Event("ps", "lower", 3, 5),
               Event("ps", "upper", 7.5, 11.5, step=1), Event("ps", "lower", 8.5, 10.5, step=1))
-    rank = Rank("host", 0.0, events, places={"lower": Place(3, 0), "upper": Place(2, 0.5)})
+    rank = Rank("host", 0.0, events, places={"lower": SitePlace(3, 0), "upper": SitePlace(2, 0.5)})
     text = report.html_report([rank], 0)
     _, step, exchanges = figures_of(text)
     assert "Steps 1 to 2, which overlap, of 2." in text

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_poseidon.errors import JobError
 from tf_poseidon.keras_hook import hooks
-from tf_poseidon.keras_hook.orders import Order
+from tf_poseidon.keras_hook.orders import EpochOrder
 from tf_poseidon.keras_hook.orders import order
 
 train = functools.partial(programs.train, scope=contextlib.nullcontext)
@@ -73,16 +73,17 @@ def some(x):
 
 
 @pytest.mark.parametrize("dataset, expected", [
-    (ROWS.map(lambda x: x + 1, num_parallel_calls=2).batch(2).prefetch(1), Order.SAME),
-    (ROWS.shuffle(3, reshuffle_each_iteration=False).cache().skip(1), Order.SAME),
-    (D.zip((ROWS.shuffle(3), ROWS)).padded_batch(2), Order.RESHUFFLED),
-    (ROWS.map(lambda x: tf.random.stateless_uniform([], [0, x])), Order.SAME),
-    (ROWS.map(lambda x: tf.cond(x > 3, lambda: x, lambda: x + 1)), Order.SAME),
-    (ROWS.map(lambda x: tf.cond(x > 3, lambda: some(x), lambda: x)), Order.CONTINUED),
-    (ROWS.map(some).batch(2), Order.CONTINUED), (ROWS.shuffle(3).repeat(2), Order.CONTINUED),
-    (ROWS.map(lambda x: tf.py_function(int, [x], tf.int64)), Order.CONTINUED),
-    (ROWS.interleave(lambda x: D.range(x)), Order.CONTINUED), (ROWS.concatenate(ROWS.shuffle(3)), Order.CONTINUED),
-    (D.from_generator(lambda: range(3), output_signature=tf.TensorSpec([], tf.int32)), Order.CONTINUED)])
+    (ROWS.map(lambda x: x + 1, num_parallel_calls=2).batch(2).prefetch(1), EpochOrder.SAME),
+    (ROWS.shuffle(3, reshuffle_each_iteration=False).cache().skip(1), EpochOrder.SAME),
+    (D.zip((ROWS.shuffle(3), ROWS)).padded_batch(2), EpochOrder.RESHUFFLED),
+    (ROWS.map(lambda x: tf.random.stateless_uniform([], [0, x])), EpochOrder.SAME),
+    (ROWS.map(lambda x: tf.cond(x > 3, lambda: x, lambda: x + 1)), EpochOrder.SAME),
+    (ROWS.map(lambda x: tf.cond(x > 3, lambda: some(x), lambda: x)), EpochOrder.CONTINUED),
+    (ROWS.map(some).batch(2), EpochOrder.CONTINUED), (ROWS.shuffle(3).repeat(2), EpochOrder.CONTINUED),
+    (ROWS.map(lambda x: tf.py_function(int, [x], tf.int64)), EpochOrder.CONTINUED),
+    (ROWS.interleave(lambda x: D.range(x)), EpochOrder.CONTINUED),
+    (ROWS.concatenate(ROWS.shuffle(3)), EpochOrder.CONTINUED),
+    (D.from_generator(lambda: range(3), output_signature=tf.TensorSpec([], tf.int32)), EpochOrder.CONTINUED)])
 def test_order(dataset, expected):
     assert order(dataset) is expected
 

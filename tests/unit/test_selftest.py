@@ -44,19 +44,20 @@ FINE = (schemes.Result(schemes.LOOP, "a dense layer", "ps", ""),)
     (of("abcdefghijklmnop", {("c", "b"): 0.9}), "the 10 slowest links between 16 hosts", "WRONG"),
 ])
 def test_verdict_names_the_slowest_link(found, says, says_not):
-    text = str(report.Report("job", FINE, found, 1.0))
+    text = str(report.SelftestReport("job", FINE, found, 1.0))
     assert says in text and says_not not in text.splitlines()[-1]
     assert "all right, in 1 s" in text
 
 
 def test_table_of_links_is_from_rows_to_columns():
-    lines = str(report.Report("job", FINE, of("ab", {("a", "b"): 3.0}), 1.0)).splitlines()
+    lines = str(report.SelftestReport("job", FINE, of("ab", {("a", "b"): 3.0}), 1.0)).splitlines()
     header = next(i for i, line in enumerate(lines) if line.split() == ["a", "b"])
     assert lines[header + 1].split() == ["a", "20", "/", "3"] and lines[header + 2].split() == ["b", "20", "/", "10"]
 
 
 def test_what_is_wrong_is_in_the_report():
-    wrong = report.Report("job", (*FINE, schemes.Result(schemes.LOOP, "an embedding", "sparse", "it is off")), [], 1.0)
+    result = schemes.Result(schemes.LOOP, "an embedding", "sparse", "it is off")
+    wrong = report.SelftestReport("job", (*FINE, result), [], 1.0)
     assert wrong.problems == ["loop over strategy.run, an embedding: it is off"]
     assert re.search(r"^WRONG: loop over strategy.run, an embedding: it is off$\n^wrong, in 1 s", str(wrong), re.M)
 

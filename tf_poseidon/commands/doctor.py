@@ -70,7 +70,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Diagnosis:
     """All findings. `print(report)` shows them."""
 
     findings: Sequence[Finding]
@@ -88,7 +88,7 @@ class Report:
         return "\n".join([*shown, verdict])
 
 
-def examine(hosts: Sequence[str] = (), mpiexec: str = "") -> Report:
+def examine(hosts: Sequence[str] = (), mpiexec: str = "") -> Diagnosis:
     """Returns what is found on this machine, and on others.
 
     Args:
@@ -99,7 +99,7 @@ def examine(hosts: Sequence[str] = (), mpiexec: str = "") -> Report:
         ("Python", _python), ("TensorFlow", _tensorflow), ("Keras", _keras), ("op library", _op_library),
         ("MPI", _mpi), ("launcher", lambda: _launcher(mpiexec)), ("GPUs", _gpus), ("network", _network),
         ("limits", _limits), ("hosts", lambda: _hosts(hosts, mpiexec))]
-    return Report([finding for subject, check in checks for finding in _findings(subject, check)])
+    return Diagnosis([finding for subject, check in checks for finding in _findings(subject, check)])
 
 
 def _findings(subject: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:

@@ -17,7 +17,7 @@ from tf_poseidon.data import fingerprints
 from tf_poseidon.errors import GraphError
 
 
-class Rows(tf.experimental.ExtensionType):
+class OwnRows(tf.experimental.ExtensionType):
     """The rows of one tensor of a global batch that this rank computes.
 
     `strategy.run` passes its tensor to the step; TensorFlow's functions accept it in place of the tensor, too.
@@ -55,21 +55,21 @@ class Rows(tf.experimental.ExtensionType):
 batch_sizes = weakref.WeakKeyDictionary()
 
 
-def first_rows(structure: Any) -> Rows | None:
-    """Returns the first `Rows` in a nested structure, or None."""
-    return next((leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, Rows)), None)
+def first_rows(structure: Any) -> OwnRows | None:
+    """Returns the first `OwnRows` in a nested structure, or None."""
+    return next((leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, OwnRows)), None)
 
 
 def values(structure: Any) -> Any:
-    """Returns the structure with every `Rows` replaced by its tensor."""
-    return tf.nest.map_structure(lambda leaf: leaf.value if isinstance(leaf, Rows) else leaf,
+    """Returns the structure with every `OwnRows` replaced by its tensor."""
+    return tf.nest.map_structure(lambda leaf: leaf.value if isinstance(leaf, OwnRows) else leaf,
                                  structure)
 
 
 def own_rows(structure: Any) -> Any:
-    """Returns the structure with every `Rows` replaced by the rows of this rank, without a padding row."""
+    """Returns the structure with every `OwnRows` replaced by the rows of this rank, without a padding row."""
     return tf.nest.map_structure(
-        lambda leaf: leaf if not isinstance(leaf, Rows) else leaf.value if leaf.never_empty else
+        lambda leaf: leaf if not isinstance(leaf, OwnRows) else leaf.value if leaf.never_empty else
         _slice_rows(leaf.value, 0, leaf.count), structure)
 
 
@@ -86,7 +86,7 @@ def part_of_rank(total: tf.Tensor | int, rank: int, size: int) -> tuple[tf.Tenso
 
 
 def split_dataset(dataset: tf.data.Dataset, rank: int, size: int, name: str) -> tf.data.Dataset:
-    """Returns a dataset of this rank's `Rows` of each global batch.
+    """Returns a dataset of this rank's `OwnRows` of each global batch.
 
     Every rank makes as many steps as the dataset has batches. Ranks compare the first batch: if their
     orders differed, they would train on some rows twice and never on others.
@@ -182,8 +182,8 @@ def join_datasets(dataset: tf.data.Dataset, size: int, name: str) -> tf.data.Dat
         sums = ops.all_reduce(tf.stack([count, tf.cast(count > 0, tf.int32)]), f"{name}/rows")
         total, contributors = sums[0], sums[1]
         return total > 0, tf.nest.map_structure(
-            lambda leaf: Rows(leaf, count, total, contributors, False,
-                              rows * size if rows > 0 else -1), batch)
+            lambda leaf: OwnRows(leaf, count, total, contributors, False,
+                                 rows * size if rows > 0 else -1), batch)
 
     def only_batch(_: tf.Tensor, batch: Any) -> Any:
         return batch
@@ -217,7 +217,7 @@ def usual_rows(batches: Any) -> int | None:
 
 
 def split_batch(batch: Any, rank: int, size: int, usual_total: int = -1) -> Any:
-    """Returns this rank's `Rows` of one global batch.
+    """Returns this rank's `OwnRows` of one global batch.
 
     Args:
         batch: Nested structure of tensors with the same number of rows; None and
@@ -249,9 +249,9 @@ def split_batch(batch: Any, rank: int, size: int, usual_total: int = -1) -> Any:
     def split(leaf: Any) -> Any:
         if fingerprints.is_missing(leaf):
             return leaf
-        return Rows(_slice_rows(leaf, begin, length), tf.cast(count, tf.int32),
-                    tf.cast(total, tf.int32), tf.cast(tf.minimum(total, size), tf.int32),
-                    never_empty, usual_total)
+        return OwnRows(_slice_rows(leaf, begin, length), tf.cast(count, tf.int32),
+                       tf.cast(total, tf.int32), tf.cast(tf.minimum(total, size), tf.int32),
+                       never_empty, usual_total)
 
     return tf.nest.map_structure(split, batch)
 

@@ -17,7 +17,7 @@ from tf_poseidon.ops import library
 _alone = None
 
 
-class Job(typing.NamedTuple):
+class Membership(typing.NamedTuple):
     """This process's place in the job.
 
     Attributes:
@@ -34,7 +34,7 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
              timeout_s: float = options_lib.JobOptions.timeout_s,
              startup_timeout_s: float = options_lib.JobOptions.startup_timeout_s,
              heartbeat_timeout_s: float = options_lib.JobOptions.heartbeat_timeout_s,
-             staging_bytes: int | None = None) -> Job:
+             staging_bytes: int | None = None) -> Membership:
     """Prepares this process to run rewritten graphs: loads their ops, and joins the job of mpiexec.
 
     Call it before a rewritten graph is loaded:
@@ -55,7 +55,7 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
         staging_bytes: Same as in `PoseidonStrategy`.
 
     Returns:
-        A `Job`, (rank, size); (0, 1) in a process that was launched alone.
+        A `Membership`, (rank, size); (0, 1) in a process that was launched alone.
 
     Raises:
         PoseidonError: If the job cannot be joined, or ranks differ in their packages.
@@ -70,9 +70,9 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
     joined = runtime.start(options)
     if joined is not None:
         agreement.agree_on_options(joined, servers=options.servers)
-        return Job(joined.rank, joined.size)
+        return Membership(joined.rank, joined.size)
     if _alone is None:  # the ops need a job, if only of a single rank
         runtime.engine().start_alone()
         _alone = communicator_lib.join_loopback(1)[0]
         _alone.use_for_ops()
-    return Job(0, 1)
+    return Membership(0, 1)

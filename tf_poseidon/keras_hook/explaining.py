@@ -98,7 +98,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     planner = planning.Planner(cluster, policy, tuple(dict(pins or {}).items()), merge)
     planner.plan(())  # checks policy and pins before anything takes long
     # A single worker would synchronise nothing, so its step is partitioned for two.
-    options = partitioning.Options(max(workers, 2), wire_dtype, inlines=True)
+    options = partitioning.PartitionOptions(max(workers, 2), wire_dtype, inlines=True)
     with hooks.installed():
         try:
             element = keras.tree.lists_to_tuples(_element(model, data))
@@ -118,8 +118,9 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
                              "to synchronise.")
         # As in `fit` without callbacks that read logs of batches.
         metrics = [variable.value for variable in model.metrics_variables if variable.aggregation == "sum"]
-        partitioned = partitioning.Partitioned(step, options, batch_size * options.size, callbacks.accumulators(model),
-                                               candidates=metrics if model.compiled else None)
+        partitioned = partitioning.PartitionedFunction(step, options, batch_size * options.size,
+                                                       callbacks.accumulators(model),
+                                                       candidates=metrics if model.compiled else None)
         graph_pass = grappler.GraphPass(session.RewriteSession(planner))
         graph_pass.expect(partitioned.whole, partitioned.has_sites)
         steps = partitioned.unrolled_steps(steps_per_execution) if steps_per_execution > 1 else 1

@@ -13,7 +13,7 @@ from tf_poseidon.compat import tensorflow as tf_compat
 _HARMLESS = ("Assert", "Case", "If", "LookupTableFindV2", "LookupTableSizeV2", "StatefulPartitionedCall", "While")
 
 
-class Order(enum.Enum):
+class EpochOrder(enum.Enum):
     """What the elements of an epoch depend on."""
 
     SAME = "nothing: they are the same in every epoch"
@@ -21,15 +21,15 @@ class Order(enum.Enum):
     CONTINUED = "what has been read before"
 
 
-def order(dataset: tf.data.Dataset) -> Order:
+def order(dataset: tf.data.Dataset) -> EpochOrder:
     """Returns what the elements of an epoch depend on, CONTINUED where that is not known."""
-    found, datasets = Order.SAME, [dataset]
+    found, datasets = EpochOrder.SAME, [dataset]
     while datasets:
         each = datasets.pop()
         if not tf_compat.begins_with_its_iterator(each) or not all(map(_is_pure, tf_compat.graphs_of(each))):
-            return Order.CONTINUED
+            return EpochOrder.CONTINUED
         if tf_compat.reshuffles(each):
-            found = Order.RESHUFFLED
+            found = EpochOrder.RESHUFFLED
         datasets += tf_compat.inputs_of(each)
     return found
 

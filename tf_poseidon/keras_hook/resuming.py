@@ -304,22 +304,22 @@ def enumerate_iterator(original: Callable[..., Iterator[Any]], iterator: Any) ->
 def _read_epochs(iterator: Any, epoch: Callable[[], Iterator[Any]], number: int) -> None:
     """Reads past epochs, as far as later ones depend on it."""
     order = _order(iterator)
-    for _ in range(0 if order is orders.Order.SAME else number):
+    for _ in range(0 if order is orders.EpochOrder.SAME else number):
         with iterator.catch_stop_iteration():
             for _, _, batches in epoch():  # makes as many iterators as Keras does
-                if order is orders.Order.CONTINUED:
+                if order is orders.EpochOrder.CONTINUED:
                     for _ in range(iterator.steps_per_execution):
                         next(batches)
 
 
-def _order(iterator: Any) -> orders.Order:
+def _order(iterator: Any) -> orders.EpochOrder:
     if iterator.steps_per_epoch is not None or iterator.data_adapter.num_batches is None:
         # The next epoch continues where one has ended; or Keras makes iterators when it finds that one has.
-        return orders.Order.CONTINUED
+        return orders.EpochOrder.CONTINUED
     if keras_compat.reads_arrays_in_order(iterator):
-        return orders.Order.SAME
+        return orders.EpochOrder.SAME
     dataset = keras_compat.given_dataset(iterator)
-    return orders.Order.CONTINUED if dataset is None else orders.order(dataset)
+    return orders.EpochOrder.CONTINUED if dataset is None else orders.order(dataset)
 
 
 def _rest(fit: Fit, iterator: Any, steps: Iterator[Any], number: int) -> Iterator[Any]:

@@ -217,7 +217,7 @@ def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], tra
         return function
 
     steps = stepping.Steps(strategy.extended.job, strategy.extended.one_replica_in_scope, trains,
-                              functools.partial(callbacks_lib.accumulators, model) if trains else list)
+                           functools.partial(callbacks_lib.accumulators, model) if trains else list)
     calls = itertools.count(1)
 
     @functools.wraps(function)

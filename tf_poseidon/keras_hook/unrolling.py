@@ -120,4 +120,4 @@ def _compare_batches(communicator: Communicator, taken: int, error: Exception | 
 
 def _joined(specs: Any) -> Any:
     """Returns the specs of batches whose ranks' rows are joined."""
-    return tf.nest.map_structure(lambda spec: spec.value if isinstance(spec, datasets.Rows.Spec) else spec, specs)
+    return tf.nest.map_structure(lambda spec: spec.value if isinstance(spec, datasets.OwnRows.Spec) else spec, specs)

@@ -55,8 +55,8 @@ class Share:
     is_given: bool
 
     @classmethod
-    def of(cls, rows: datasets.Rows | None, size: int) -> "Share":
-        """Returns the share of a step on `datasets.Rows`, None for a step without rows, in a job of `size` ranks."""
+    def of(cls, rows: datasets.OwnRows | None, size: int) -> "Share":
+        """Returns the share of a step on `datasets.OwnRows`, None for a step without rows, in a job of `size` ranks."""
         if rows is None:
             return cls(tf.constant(1), tf.constant(size), tf.constant(size), True, None, None, False)
         return cls(rows.count, rows.total, rows.contributors, True if rows.never_empty else rows.count > 0,

@@ -121,7 +121,7 @@ def _marks_of_parts(leaf: Any, name: str, mark: Mark | None) -> list[tuple[str, 
 def joined(structure: Any) -> Any:
     """Returns a structure with the batches that the strategy has split joined to global ones again."""
     def join(leaf: Any) -> Any:
-        if not isinstance(leaf, datasets.Rows):
+        if not isinstance(leaf, datasets.OwnRows):
             return leaf
         return ops.all_gather(leaf.value, sites.unique_site("distribute/inputs"), leaf.count > 0)
 

@@ -1,7 +1,8 @@
 """Turns a traced function of one process into the function that each rank runs.
 
 Requires: a ConcreteFunction whose inputs with rows go through PoseidonRows. Ensures: a ConcreteFunction with the same
-inputs and outputs, and the exchanges that its `Partitioned.report` lists. Nothing here communicates with other ranks.
+inputs and outputs, and the exchanges that its `PartitionedFunction.report` lists. Nothing here communicates with other
+ranks.
 
 Tests: tests/graphs/test_partition_functions.py, tests/graphs/test_unroll.py, tests/training/test_distribution.py.
 """
@@ -47,7 +48,7 @@ _numbers = itertools.count()  # of the partitioned functions of this process
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class PartitionOptions:
     """What a partitioned function must know about the job.
 
     Attributes:
@@ -94,7 +95,7 @@ class _Interface:
                             for step in range(steps) for dtype, shape, name in self.arguments),
             controls=tuple(unroll_lib.renamed(name, step) for step in range(steps) for name in self.controls))
 
-    def of_step(self, traced: tf.types.experimental.ConcreteFunction, results: "Results",
+    def of_step(self, traced: tf.types.experimental.ConcreteFunction, results: "LateResults",
                 graph_def: graph_pb2.GraphDef) -> "_Interface":
         """Returns the interface of a function without its results."""
         left = [tensor for i, tensor in enumerate(traced.graph.outputs) if i not in results.numbers]
@@ -120,18 +121,18 @@ class _Interface:
                    tuple(operation.name for operation in graph.control_outputs), traced.function_type)
 
 
-class Partitioned:
+class PartitionedFunction:
     """A function that was partitioned.
 
     Attributes:
-        report: The `report.Report`.
-        results: The `Results` of its last step; None if it returns all of them itself.
+        report: The `report.PartitionReport`.
+        results: The `LateResults` of its last step; None if it returns all of them itself.
         agreement_text: The text that must be the same on all ranks before they run it.
         whole: The `planning.WholeOp`s.
         has_sites: Whether it synchronises anything.
     """
 
-    def __init__(self, traced: tf.types.experimental.ConcreteFunction, options: Options, rows: int | None,
+    def __init__(self, traced: tf.types.experimental.ConcreteFunction, options: PartitionOptions, rows: int | None,
                  held: Sequence[tf.Variable] = (), trains: bool = True,
                  candidates: Sequence[tf.Variable] | None = None) -> None:
         """Partitions a function.
@@ -195,10 +196,10 @@ class Partitioned:
         return self._built[mark]
 
     @functools.cached_property
-    def order(self) -> unroll_lib.Order:
+    def order(self) -> unroll_lib.StepOrder:
         """What a step has to wait for in the one before, and why steps cannot be unrolled, if so."""
         if self._trains and self._options.verifier:
-            return unroll_lib.Order(obstacle="verify compares variables between steps")
+            return unroll_lib.StepOrder(obstacle="verify compares variables between steps")
         graph_def = graph_pb2.GraphDef.FromString(self._serialized)
         return unroll_lib.order_of(graph_def, self._interface.shared, self._ends, self._trained)
 
@@ -311,7 +312,7 @@ def lines_of(function: tf.types.experimental.ConcreteFunction) -> list[str]:
     return [*graph_texts.lines(graph_def, with_inputs=False), *graph_texts.lines(graph_def)]
 
 
-class Results:
+class LateResults:
     """What a function returns from variables alone: metrics' results. They are computed when they are read.
 
     Attributes:
@@ -366,13 +367,13 @@ class Results:
 
 
 def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | None, held: Sequence[tf.Variable],
-                 candidates: Sequence[tf.Variable] | None) -> tuple[partition_lib.Partitioned, Results | None]:
-    """Returns the `partition.Partitioned` graph of a ConcreteFunction, and its `Results` if they are not part of it.
+                 candidates: Sequence[tf.Variable] | None) -> tuple[partition_lib.PartitionedGraph, LateResults | None]:
+    """Returns the `PartitionedGraph` of a ConcreteFunction, and its `LateResults` if they are not part of it.
 
     Args:
         traced: The function.
         rows: Usual number of rows of a batch, None if unknown.
-        held, candidates: Same as in `Partitioned`.
+        held, candidates: Same as in `PartitionedFunction`.
     """
     graph_def, outputs, variables = flat(traced)
     cut = None
@@ -394,7 +395,7 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
         return partitioned, None
     now = [variable for name, variable in variables.items() if name in partitioned.summands
            and not any(variable is each for each in held)]
-    return partitioned, Results(traced, cut, now, variables)
+    return partitioned, LateResults(traced, cut, now, variables)
 
 
 def _named(variables: Mapping[str, tf.Variable], wanted: Iterable[tf.Variable]) -> list[str]:

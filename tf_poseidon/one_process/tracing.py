@@ -42,12 +42,12 @@ class Trace:
 
     Attributes:
         name: The function's name.
-        report: The `report.Report`, None if the function runs as traced.
+        report: The `report.PartitionReport`, None if the function runs as traced.
     """
 
     def __init__(self, name: str, held_variables: held.Held,
                  traced: tf.types.experimental.ConcreteFunction | None = None,
-                 partitioned: partitioning.Partitioned | None = None,
+                 partitioned: partitioning.PartitionedFunction | None = None,
                  verifier: step_verifier.StepVerifier | None = None) -> None:
         """Makes a trace.
 
@@ -109,11 +109,11 @@ class Trace:
 class Pending:
     """The results of a step, which are computed when they are read."""
 
-    def __init__(self, results: partitioning.Results, others: Sequence[tf.Tensor], variables: held.Held) -> None:
+    def __init__(self, results: partitioning.LateResults, others: Sequence[tf.Tensor], variables: held.Held) -> None:
         """Makes pending results.
 
         Args:
-            results: The `partitioning.Results`.
+            results: The `partitioning.LateResults`.
             others: What the step has returned.
             variables: The `held.Held` of the job.
         """
@@ -174,13 +174,13 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Rep
         variables = [variable for _, variable in partitioning.variables_of(function.graph)]
         summands = [variable for variable in variables if job.held.holds(variable)]
         _share([variable for variable in variables if not job.held.holds(variable)], job.communicator, name)
-        options = partitioning.Options(job.size, job.wire_dtype, job.strict, job.verifier)
+        options = partitioning.PartitionOptions(job.size, job.wire_dtype, job.strict, job.verifier)
         problem, partitioned = "", None
         try:
             candidates = _read_later(variables) if reads_later and isinstance(
                 function.structured_outputs, dict) else None
-            partitioned = partitioning.Partitioned(function, options, call.rows() if rows is None else rows, summands,
-                                                   trains, candidates)
+            partitioned = partitioning.PartitionedFunction(function, options, call.rows() if rows is None else rows,
+                                                           summands, trains, candidates)
         except Exception as error:  # whatever goes wrong, the unmodified function computes the same
             problem = f"{type(error).__name__}: {error}"
         text = ["it is not partitioned"] if partitioned is None else [

@@ -110,7 +110,7 @@ class Plan:
             return None
         return step_time.step_seconds(self._messages(), self.cluster, self.operations, self.steps)
 
-    def spans(self) -> list[step_time.Span]:
+    def spans(self) -> list[step_time.BusySpan]:
         """Returns what a rank and its link are expected to do in a step, and when; of steps that overlap, in all.
 
         It is an empty list if the step's arithmetic is unknown.

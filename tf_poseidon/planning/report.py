@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 import typing
 
-from tf_poseidon.planning.step_time import Span
+from tf_poseidon.planning.step_time import BusySpan
 from tf_poseidon.reports import figures
 from tf_poseidon.reports import page
 from tf_poseidon.reports.figures import Figure
@@ -86,7 +86,7 @@ def _in_order(plan: "Plan", predictions: Mapping[str, typing.Any]) -> list[_Vari
                   key=lambda row: (*places[row["rides_on"] or row["name"]], row["rides_on"] is not None))
 
 
-def _step(spans: Iterable[Span], rows: Iterable[_Variable], steps: int) -> list[str | Figure]:
+def _step(spans: Iterable[BusySpan], rows: Iterable[_Variable], steps: int) -> list[str | Figure]:
     """Returns the figure of how a step goes."""
     found = sorted(spans, key=lambda span: span.begin)
     if not found:

@@ -63,7 +63,7 @@ class Message(typing.NamedTuple):
                        self.ways, self.name)
 
 
-class Span(typing.NamedTuple):
+class BusySpan(typing.NamedTuple):
     """What a rank's processor or its link does for a while.
 
     Attributes:
@@ -80,7 +80,7 @@ class Span(typing.NamedTuple):
     end: float
 
 
-# Takes the fields of a `Span`. None where planning only compares times, thousands of which it looks at.
+# Takes the fields of a `BusySpan`. None where planning only compares times, thousands of which it looks at.
 _Note = Callable[[str, str, float, float], None] | None
 
 
@@ -126,10 +126,10 @@ def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float, s
     return seconds / steps, cluster.compute_seconds(operations)
 
 
-def spans(sent: Iterable[Message], cluster: Cluster, operations: float, steps: int = 1) -> list[Span]:
+def spans(sent: Iterable[Message], cluster: Cluster, operations: float, steps: int = 1) -> list[BusySpan]:
     """Returns what a rank does in the time of `step_seconds`, whose arguments it has, and in all steps that overlap."""
-    found: list[Span] = []
-    _run(sent, cluster, operations, steps, lambda *fields: found.append(Span(*fields)))
+    found: list[BusySpan] = []
+    _run(sent, cluster, operations, steps, lambda *fields: found.append(BusySpan(*fields)))
     return [span for span in found if span.begin < span.end]
 
 

@@ -19,11 +19,11 @@ class Difference:
     """What was inserted into a graph. `print(difference)` shows it as tables.
 
     Attributes:
-        steps: The `inserted.Step`s that were rewritten.
+        steps: The `inserted.InsertedStep`s that were rewritten.
         others: All other differences, as sentences; empty if there are none.
     """
 
-    steps: tuple[inserted.Step, ...]
+    steps: tuple[inserted.InsertedStep, ...]
     others: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ def diff(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Diff
     return Difference(inserted.steps(original, rewritten), tuple(inserted.others(original, rewritten)))
 
 
-def _lines(step: inserted.Step) -> list[str]:
+def _lines(step: inserted.InsertedStep) -> list[str]:
     """Returns the table of a step."""
     every = [exchange for exchange in step.exchanges if not exchange.is_fetched]
     fetched = len(step.exchanges) - len(every)

@@ -26,14 +26,14 @@ S = TypeVar("S", bound=formats.Saved)
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class RewriteReport:
     """The exchanges of a rewritten graph. `print(report)` shows them.
 
     Attributes:
-        steps: The `graph_passes.saved.rewriting.Step`s by name: that of a signature, or "train_op".
+        steps: The `graph_passes.saved.rewriting.RewrittenStep`s by name: that of a signature, or "train_op".
     """
 
-    steps: dict[str, rewriting_lib.Step]
+    steps: dict[str, rewriting_lib.RewrittenStep]
 
     @property
     def plan(self) -> planning.Plan:
@@ -47,7 +47,7 @@ class Report:
 
 
 def rewrite_saved_model(source: str | os.PathLike[str], target: str | os.PathLike[str],
-                        signature: str | Sequence[str] = "train", **options: Any) -> Report:
+                        signature: str | Sequence[str] = "train", **options: Any) -> RewriteReport:
     """Rewrites a SavedModel for several ranks.
 
     ```python
@@ -78,7 +78,7 @@ def rewrite_saved_model(source: str | os.PathLike[str], target: str | os.PathLik
             * `progress`: A function that is called with the name of each phase.
 
     Returns:
-        A `Report`.
+        A `RewriteReport`.
 
     Raises:
         PoseidonError: If the graph cannot be rewritten; nothing is written then.
@@ -88,7 +88,7 @@ def rewrite_saved_model(source: str | os.PathLike[str], target: str | os.PathLik
 
 def rewrite_meta_graph(source: str | os.PathLike[str], target: str | os.PathLike[str],
                        train_op: str | Sequence[str] = (), signature: str | Sequence[str] | None = None,
-                       **options: Any) -> Report:
+                       **options: Any) -> RewriteReport:
     """Rewrites a MetaGraph of TensorFlow 1, with the checkpoint of the same name.
 
     Args:
@@ -101,7 +101,7 @@ def rewrite_meta_graph(source: str | os.PathLike[str], target: str | os.PathLike
         **options: Same as in `rewrite_saved_model`.
 
     Returns:
-        A `Report`.
+        A `RewriteReport`.
 
     Raises:
         PoseidonError: If the graph cannot be rewritten; nothing is written then.
@@ -110,7 +110,7 @@ def rewrite_meta_graph(source: str | os.PathLike[str], target: str | os.PathLike
 
 
 def rewrite_graph_def(source: str | os.PathLike[str], target: str | os.PathLike[str], train_op: str | Sequence[str],
-                      **options: Any) -> Report:
+                      **options: Any) -> RewriteReport:
     """Rewrites a GraphDef.
 
     The program that runs it must give all ranks the same initial values: only values that a step assigns are kept
@@ -123,7 +123,7 @@ def rewrite_graph_def(source: str | os.PathLike[str], target: str | os.PathLike[
         **options: Same as in `rewrite_saved_model`.
 
     Returns:
-        A `Report`.
+        A `RewriteReport`.
 
     Raises:
         PoseidonError: If the graph cannot be rewritten; nothing is written then.
@@ -134,7 +134,8 @@ def rewrite_graph_def(source: str | os.PathLike[str], target: str | os.PathLike[
 
 
 def rewrite(source: str | os.PathLike[str], target: str | os.PathLike[str],
-            signature: str | Sequence[str] | None = None, train_op: str | Sequence[str] = (), **options: Any) -> Report:
+            signature: str | Sequence[str] | None = None, train_op: str | Sequence[str] = (),
+            **options: Any) -> RewriteReport:
     """Rewrites a graph of any kind; arguments as in the functions above."""
     graph = formats.read(source)
     if isinstance(graph, formats.GraphDef) and not train_op:
@@ -171,7 +172,7 @@ def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: st
              merge: bool = False, plan: planning.Plan | str | os.PathLike[str] | None = None,
              inputs: Mapping[str, str | int] | None = None, wire_dtype: str | None = None, strict: bool = False,
              engine: str = engines.DEFAULT, progress: Callable[[str], object] = lambda what: None,
-             gpus_per_node: int = 1, gpu_link_gbps: float = 0.0) -> Report:
+             gpus_per_node: int = 1, gpu_link_gbps: float = 0.0) -> RewriteReport:
     train_op = (train_op,) if isinstance(train_op, str) else train_op or ()
     if not isinstance(train_op, (list, tuple)) or not all(isinstance(name, str) for name in train_op):
         raise ConfigurationError(f"train_op={train_op!r}, expected names of ops.")
@@ -210,8 +211,8 @@ def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: st
     if plan is not None and len(steps) > 1:
         raise ConfigurationError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan "
                                  "is for a single step.")
-    options = rewriting_lib.Options(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype, strict,
-                            engine.writer, progress)
+    options = rewriting_lib.RewriteOptions(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype,
+                                          strict, engine.writer, progress)
     with garbage.unsearched():
         rewritten = rewriting_lib.rewrite(graph.graph_def, steps, graph.has_functions, options)
     plans = [step.plan for step in rewritten.steps.values()]
@@ -221,4 +222,4 @@ def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: st
     graph.graph_def.CopyFrom(rewritten.graph_def)
     progress("writing files")
     graph.write(target)
-    return Report(rewritten.steps)
+    return RewriteReport(rewritten.steps)

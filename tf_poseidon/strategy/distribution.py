@@ -55,7 +55,7 @@ def distribute(function: Callable[..., Any] | None = None, *, inputs: Mapping[st
 
     Returns:
         A function like `function`. Its attribute `report` lists what the last trace exchanges, and what it runs
-        whole (`graph_passes.partition.report.Report`); None as long as it runs unmodified.
+        whole (`graph_passes.partition.report.PartitionReport`); None as long as it runs unmodified.
 
     Raises:
         PoseidonError: When it is called: if `inputs` does not match the arguments; if the function is not the same on
@@ -70,7 +70,7 @@ class _Distributed:
     """A function of the job.
 
     Attributes:
-        report: The `report.Report` of the last trace; None if it runs unmodified.
+        report: The `report.PartitionReport` of the last trace; None if it runs unmodified.
     """
 
     def __init__(self, function: Callable[..., Any], inputs: Mapping[str, Any],
@@ -118,7 +118,7 @@ class _Distributed:
                 raise GraphError(
                     f"No input of '{call.name}' has rows; give it a batch, or name its inputs by inputs=.")
             self._traces[call.key] = tracing.trace(self._function, call, strategy.extended.job,
-                                                       strategy.extended.one_replica_in_scope)
+                                                   strategy.extended.one_replica_in_scope)
         trace = self._traces[call.key]
         self.report = trace.report
         return trace(call.tensors)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_poseidon.timelines.steps import Event
-from tf_poseidon.timelines.steps import Place
 from tf_poseidon.timelines.steps import Rank
+from tf_poseidon.timelines.steps import SitePlace
 
 
 def clock_offset(own: Sequence[tuple[float, float]],
@@ -30,7 +30,7 @@ def clock_offset(own: Sequence[tuple[float, float]],
     return time, (low + high) / 2, (high - low) / 2
 
 
-def aligned(recorded: Sequence[Mapping[str, Any]], places: Mapping[str, Place] | None = None) -> list[Rank]:
+def aligned(recorded: Sequence[Mapping[str, Any]], places: Mapping[str, SitePlace] | None = None) -> list[Rank]:
     """Returns the `Rank`s with all times on rank 0's clock.
 
     Args:

@@ -47,7 +47,7 @@ def _parts(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | Non
               for number in shown)]
 
 
-def _verdict(ranks: Sequence[steps_lib.Rank], rank: int, found: table_lib.Summary) -> list[str | Figure]:
+def _verdict(ranks: Sequence[steps_lib.Rank], rank: int, found: table_lib.StepSummary) -> list[str | Figure]:
     total = found.total
     share = 100 * total.exposed / total.measured if total.measured else 0.0
     values = [(ms(total.measured), "a step"), (ms(total.compute), "computing"),
@@ -118,7 +118,8 @@ def _step(ranks: Sequence[steps_lib.Rank], rank: int, shown: Sequence[int]) -> l
             figures.spans(lanes, spans, "time since the step began")]
 
 
-def _spans(number: int, rank: steps_lib.Rank, steps: Iterable[steps_lib.Step], origin: float) -> Iterator[figures.Span]:
+def _spans(number: int, rank: steps_lib.Rank, steps: Iterable[steps_lib.RecordedStep],
+           origin: float) -> Iterator[figures.Span]:
     """Yields what a rank does in some steps, in seconds after the origin."""
     def span(lane: str, kind: str, what: str, begin: float, end: float, *more: str) -> figures.Span:
         begin, end = begin - origin, end - origin
@@ -135,7 +136,7 @@ def _spans(number: int, rank: steps_lib.Rank, steps: Iterable[steps_lib.Step], o
                        *([f"{event.num_bytes:,} bytes of this rank"] if event.num_bytes else []))
 
 
-def _variables(rank: int, found: table_lib.Summary) -> list[str | Figure]:
+def _variables(rank: int, found: table_lib.StepSummary) -> list[str | Figure]:
     """Returns the figure of what hid an exchange, and what did not."""
     kinds = ("hidden", *(("hidden next",) if found.is_overlapping else ()), "exposed", "rebuild")
 
@@ -159,7 +160,7 @@ def _variables(rank: int, found: table_lib.Summary) -> list[str | Figure]:
             figures.bars(list(groups), bars, "time in a step", is_stacked=True)]
 
 
-def _predictions(rank: int, found: table_lib.Summary, plan: planning.Plan | None) -> list[str | Figure]:
+def _predictions(rank: int, found: table_lib.StepSummary, plan: planning.Plan | None) -> list[str | Figure]:
     """Returns the figure of what the plan expected beside what was measured."""
     groups = _by_size([row for row in found.rows if row.predicted], lambda row: max(row.predicted, row.measured))
     if not groups or plan is None:

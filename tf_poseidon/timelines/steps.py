@@ -58,7 +58,7 @@ class Event(typing.NamedTuple):
     step: int = 0
 
 
-class Place(typing.NamedTuple):
+class SitePlace(typing.NamedTuple):
     """Where a site is in the arithmetic of a step.
 
     Attributes:
@@ -70,12 +70,12 @@ class Place(typing.NamedTuple):
     needed: float | None = None
 
 
-def places_of(plan: planning.Plan | None) -> dict[str, Place]:
-    """Returns the `Place` of each site of a plan."""
+def places_of(plan: planning.Plan | None) -> dict[str, SitePlace]:
+    """Returns the `SitePlace` of each site of a plan."""
     if plan is None:
         return {}
-    return {site.name: Place(site.operations, None if site.is_waited_for else site.needed) for site in plan.sites} | {
-        each.site: Place(each.operations) for each in plan.exchanges}
+    return {site.name: SitePlace(site.operations, None if site.is_waited_for else site.needed)
+            for site in plan.sites} | {each.site: SitePlace(each.operations) for each in plan.exchanges}
 
 
 class Segment(typing.NamedTuple):
@@ -97,7 +97,7 @@ class Rank:
         events: Its `Event`s, in the order in which they began.
         clock_error: Largest error of its times on rank 0's clock, in seconds.
         dropped: Number of events beyond the capacity.
-        places: The `Place` of each site, as far as known.
+        places: The `SitePlace` of each site, as far as known.
     """
 
     host: str
@@ -105,15 +105,15 @@ class Rank:
     events: tuple[Event, ...]
     clock_error: float = 0.0
     dropped: int = 0
-    places: Mapping[str, Place] = dataclasses.field(default_factory=dict, repr=False)
+    places: Mapping[str, SitePlace] = dataclasses.field(default_factory=dict, repr=False)
 
     @functools.cached_property
-    def steps(self) -> "list[Step]":
-        """The `Step`s. A site that is exchanged again begins the next run of the graph."""
+    def steps(self) -> "list[RecordedStep]":
+        """The `RecordedStep`s. A site that is exchanged again begins the next run of the graph."""
         runs = _runs(self.events)
         if self.dropped:  # the last one lacks the events beyond the capacity
             del runs[-1:]
-        steps: list[Step] = []
+        steps: list[RecordedStep] = []
         now = self.begin
         for run in runs:
             before: _Events | None = None
@@ -122,17 +122,17 @@ class Rank:
                 segments = _segments(now, events, before, number + 1 < len(run), self.places)
                 now, before = segments[-1].end, events
                 parts.append((events, segments))
-            follower: Step | None = None
-            of_run: list[Step] = []
+            follower: RecordedStep | None = None
+            of_run: list[RecordedStep] = []
             for events, segments in reversed(parts):
-                follower = Step(events.exchanges, events.rebuilds, segments, follower)
+                follower = RecordedStep(events.exchanges, events.rebuilds, segments, follower)
                 of_run.append(follower)
             steps += reversed(of_run)
         return steps
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """One step of one rank.
 
     Attributes:
@@ -145,7 +145,7 @@ class Step:
     exchanges: list[Event]
     rebuilds: list[Event]
     segments: list[Segment]
-    follower: "Step | None" = None
+    follower: "RecordedStep | None" = None
 
     @property
     def begin(self) -> float:
@@ -211,7 +211,7 @@ def _runs(events: Sequence[Event]) -> list[list[_Events]]:
 
 
 def _segments(now: float, events: _Events, before: _Events | None, is_followed: bool,
-              places: Mapping[str, Place]) -> list[Segment]:
+              places: Mapping[str, SitePlace]) -> list[Segment]:
     """Returns the segments of a step that begins `now`.
 
     Args:
@@ -219,7 +219,7 @@ def _segments(now: float, events: _Events, before: _Events | None, is_followed: 
         events: Its events.
         before: The events of the step before, if that is of the same run of the graph.
         is_followed: Whether the next step is of the same run; then this one does not wait for its gradients.
-        places: The `Place` of each site.
+        places: The `SitePlace` of each site.
     """
     segments: list[Segment] = []
 
@@ -262,14 +262,14 @@ class _Need(typing.NamedTuple):
 
 
 def _needs(begin: float, end: float, before: _Events, reached: float, ready: float,
-           places: Mapping[str, Place]) -> Iterator[_Need]:
+           places: Mapping[str, SitePlace]) -> Iterator[_Need]:
     """Yields when computing waits for gradients of the step before.
 
     Args:
         begin, end: A span of computing, which waits and computes until it has reached some operations.
         before: The events of the step before.
         reached, ready: Operations of the step at its begin and end.
-        places: The `Place` of each site.
+        places: The `SitePlace` of each site.
     """
     late = []  # (operations before it is needed, when it was there, site)
     for site, arrival in before.arrivals().items():

@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
+class StepSummary:
     """Where the time of a rank's steps went: means over the middle half of the steps by duration.
 
     Medians of parts would not add up to the whole, and would hide delays that move from part to part. Steps that
@@ -78,13 +78,13 @@ def clocks_agree_within(ranks: Sequence[steps_lib.Rank]) -> float:
 
 
 def parts(rank: steps_lib.Rank) -> dict[str, float]:
-    """Returns {kind of a segment: its seconds in a step of a rank}, a mean as in `Summary`."""
+    """Returns {kind of a segment: its seconds in a step of a rank}, a mean as in `StepSummary`."""
     steps = _middle_half(rank.steps)
     return {kind: statistics.fmean(step.seconds(kind) for step in steps) for kind in steps_lib.KINDS}
 
 
-def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None = None) -> Summary:
-    """Returns the `Summary` of a rank, which has recorded steps; the arguments are those of `table`."""
+def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None = None) -> StepSummary:
+    """Returns the `StepSummary` of a rank, which has recorded steps; the arguments are those of `table`."""
     steps = _middle_half(ranks[rank].steps)
     values, exchanges = _by_site(steps), _exchanges(ranks)
     # The plan may be that of another function.
@@ -100,7 +100,7 @@ def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | No
         leader = decisions[site].leader if site in decisions else None
         return values[leader if leader in values else site]["ready"], bool(leader), site
 
-    def mean(value: Callable[[steps_lib.Step], float]) -> float:
+    def mean(value: Callable[[steps_lib.RecordedStep], float]) -> float:
         return statistics.fmean(map(value, steps))
 
     rows = []
@@ -128,10 +128,10 @@ def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | No
         mean(lambda step: step.seconds("wait")), mean(lambda step: sum(e.end - e.begin for e in step.rebuilds)),
         None, None, plan.step_seconds if costs and len(costs) == len(values) else None,
         mean(lambda step: step.seconds(*steps_lib.KINDS)))
-    return Summary(rows, total, parts(ranks[rank]), of_a_step(calls, _seconds) if calls else None,
-                   {row: (of_a_step(copies, _seconds), of_a_step(copies, lambda e: e.num_bytes))
-                    for row, copies in copied.items()},
-                   any(step.follower is not None for step in steps))
+    return StepSummary(rows, total, parts(ranks[rank]), of_a_step(calls, _seconds) if calls else None,
+                       {row: (of_a_step(copies, _seconds), of_a_step(copies, lambda e: e.num_bytes))
+                        for row, copies in copied.items()},
+                       any(step.follower is not None for step in steps))
 
 
 def _seconds(event: steps_lib.Event) -> float:
@@ -139,7 +139,7 @@ def _seconds(event: steps_lib.Event) -> float:
 
 
 def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None = None) -> str:
-    """Returns where the time of one rank's steps went, as text: its `Summary`, in milliseconds.
+    """Returns where the time of one rank's steps went, as text: its `StepSummary`, in milliseconds.
 
     Args:
         ranks: The `Rank`s.
@@ -182,7 +182,7 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
     return "\n".join([title, *lines])
 
 
-def _by_site(steps: Sequence[steps_lib.Step]) -> dict[str, dict[str, Any]]:
+def _by_site(steps: Sequence[steps_lib.RecordedStep]) -> dict[str, dict[str, Any]]:
     """Returns {site: {column: mean over the steps, in seconds; for "row" the last one}}."""
     values = collections.defaultdict(dict)
 
@@ -237,9 +237,9 @@ def _arrivals(exchanges: Sequence[Sequence[steps_lib.Event]], rank: int) -> list
     return [max(0.0, events[rank].end - max(e.begin for e in events)) for events in exchanges]
 
 
-def _middle_half(steps: Sequence[steps_lib.Step]) -> list[steps_lib.Step]:
+def _middle_half(steps: Sequence[steps_lib.RecordedStep]) -> list[steps_lib.RecordedStep]:
     """Returns the steps of the middle half of the runs of a graph, by the mean time of their steps."""
-    runs: list[list[steps_lib.Step]] = []
+    runs: list[list[steps_lib.RecordedStep]] = []
     is_followed = False
     for step in steps:
         if is_followed:
@@ -252,12 +252,12 @@ def _middle_half(steps: Sequence[steps_lib.Step]) -> list[steps_lib.Step]:
     return [step for run in runs[quarter:len(runs) - quarter] for step in run]
 
 
-def _covered(step: steps_lib.Step) -> float:
+def _covered(step: steps_lib.RecordedStep) -> float:
     """Returns how long anything was in flight while the step continued to compute."""
     return _length(map(step.hidden, step.exchanges))
 
 
-def _covered_next(step: steps_lib.Step) -> float:
+def _covered_next(step: steps_lib.RecordedStep) -> float:
     """Returns how long anything was in flight while the next step already computed."""
     return _length(part for event in step.exchanges for part in step.hidden_next(event))
 

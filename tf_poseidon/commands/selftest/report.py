@@ -18,7 +18,7 @@ _MOST_HOSTS, _MOST_LINKS = 12, 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class SelftestReport:
     """The result of a self-test. `print(report)` shows it.
 
     Attributes:

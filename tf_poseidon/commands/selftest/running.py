@@ -12,7 +12,7 @@ from tf_poseidon.job import runtime
 from tf_poseidon.strategy import strategy as strategy_lib
 
 
-def run(engine: str | None = None) -> report.Report:
+def run(engine: str | None = None) -> report.SelftestReport:
     """Returns the `Report` of this job; all ranks must call it.
 
     Args:
@@ -28,4 +28,4 @@ def run(engine: str | None = None) -> report.Report:
     results = schemes.check(strategy)
     communicator = runtime.communicator()
     found = [] if communicator is None else links.measure(communicator)
-    return report.Report(runtime.described(), results, found, time.monotonic() - begin)
+    return report.SelftestReport(runtime.described(), results, found, time.monotonic() - begin)
