@@ -13,8 +13,8 @@ import tensorflow as tf
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find.markers import Marker
-from tf_poseidon.graph_passes.find.step import StepFacts
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.find.training_step import StepFacts
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.match.matches import BiasMatch
 from tf_poseidon.graph_passes.match.matches import GradientMatch
 from tf_poseidon.graph_passes.match.matches import NarrowGradient

@@ -16,8 +16,8 @@ from tensorflow.core.framework import graph_pb2
 from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find.markers import Marker
-from tf_poseidon.graph_passes.find.step import StepFacts
-from tf_poseidon.graph_passes.graph.graph import Graph
+from tf_poseidon.graph_passes.find.training_step import StepFacts
+from tf_poseidon.graph_passes.graph.indexed_graph import Graph
 from tf_poseidon.graph_passes.match.matches import GradientMatch
 from tf_poseidon.graph_passes.match.matches import NarrowGradient
 

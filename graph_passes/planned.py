@@ -15,8 +15,8 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import tensor_shape_pb2
 
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes.find import step
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.find import training_step
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import inference
 
 _ROWS = "PoseidonRows"
@@ -27,7 +27,7 @@ _PART = "PoseidonPart"
 _DATA = ("IteratorGetNext", "OptionalGetValue")
 
 
-def of(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes, facts: step.StepFacts) -> graph_lib.Graph:
+def of(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes, facts: training_step.StepFacts) -> graph_lib.Graph:
     """Returns a `Graph` of the same nodes with planned shapes; the graph itself if nothing is known about its batches.
 
     Args:
@@ -43,7 +43,7 @@ def of(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes, facts: step.Step
         return graph
 
 
-def with_sizes(graph_def: graph_pb2.GraphDef, facts: step.StepFacts) -> graph_pb2.GraphDef:
+def with_sizes(graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts) -> graph_pb2.GraphDef:
     """Returns a copy of a flat GraphDef, for shape inference alone, with the numbers of rows of a usual batch.
 
     Args:

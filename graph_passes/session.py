@@ -20,18 +20,18 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes import describe
 from tf_poseidon.graph_passes import passes
-from tf_poseidon.graph_passes import plan as plan_lib
+from tf_poseidon.graph_passes import plan_sites as plan_lib
 from tf_poseidon.graph_passes import planned as planned_lib
+from tf_poseidon.graph_passes.find import all_markers
 from tf_poseidon.graph_passes.find import exchanges
-from tf_poseidon.graph_passes.find import find
 from tf_poseidon.graph_passes.find import foreign
 from tf_poseidon.graph_passes.find import operations
-from tf_poseidon.graph_passes.find import own
+from tf_poseidon.graph_passes.find import own_markers
 from tf_poseidon.graph_passes.find import priorities
-from tf_poseidon.graph_passes.find import step
+from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.graph import garbage
-from tf_poseidon.graph_passes.graph.graph import AddShapes
-from tf_poseidon.graph_passes.graph.graph import Graph
+from tf_poseidon.graph_passes.graph.indexed_graph import AddShapes
+from tf_poseidon.graph_passes.graph.indexed_graph import Graph
 from tf_poseidon.graph_passes.match import biases
 from tf_poseidon.graph_passes.match import casts
 from tf_poseidon.graph_passes.match import factors
@@ -102,10 +102,10 @@ class RewriteSession:
             comparison: Compares agreement texts between ranks; None where ranks need not agree.
         """
         self.planner = dataclasses.replace(planner, schemes=writers.schemes_of(engine))
-        self.marker_ops = foreign.OPS if is_foreign else own.OPS
+        self.marker_ops = foreign.OPS if is_foreign else own_markers.OPS
         self.has_to_agree = comparison is not None
         self._comparison = comparison
-        self._find = find.FindMarkers(planner.cluster.workers if is_foreign else None)
+        self._find = all_markers.FindMarkers(planner.cluster.workers if is_foreign else None)
         self._match = (casts.FindCasts(), *_MATCH) if engine.sums_narrow else _MATCH
         self._write = rewrite_lib.Write(engine)
         self._plans: dict[str, list[planning.Plan]] = collections.defaultdict(list)  # on which ranks have agreed
@@ -167,7 +167,7 @@ class RewriteSession:
         if add_shapes is not None:
             with contextlib.suppress(GraphError):  # without shapes the passes still run, and plan dense gradients
                 shapes = add_shapes(graph_def, alone=True)
-        return self._find(passes.TrainingGraph(Graph(graph_def, shapes), step.facts_of(graph_def)))
+        return self._find(passes.TrainingGraph(Graph(graph_def, shapes), training_step.facts_of(graph_def)))
 
     def _planned(self, known: passes.TrainingGraph, planning_pass: passes.Pass) -> passes.TrainingGraph:
         return passes.run((planning_pass, self._write), known)

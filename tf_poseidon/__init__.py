@@ -26,7 +26,7 @@ from tf_poseidon.planning import Plan
 
 # Modules of the names whose import loads TensorFlow; they are imported on first use.
 _LATE = {
-    "PoseidonStrategy": "strategy.strategy",
+    "PoseidonStrategy": "strategy.poseidon_strategy",
     "Summary": "keras_hook.summary",
     "calibrate": "job.calibration",
     "diff": "saved_graphs.differences",

@@ -28,10 +28,10 @@ from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import encoded
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session as session_lib
-from tf_poseidon.graph_passes.find import own
-from tf_poseidon.graph_passes.find import step
+from tf_poseidon.graph_passes.find import own_markers
+from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.graph import devices
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.ops import library
 
 _log = logging.getLogger("tf_poseidon")
@@ -166,9 +166,9 @@ class GraphPass:
 
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
         """Returns the rewritten GraphDef, or None to leave the graph unchanged."""
-        agree, session = step.node_of(graph_def), self.session
+        agree, session = training_step.node_of(graph_def), self.session
         # Otherwise it only sums, for example, metrics, and a given plan was not made for it.
-        trains = agree is not None or session.marker_ops != own.OPS
+        trains = agree is not None or session.marker_ops != own_markers.OPS
         try:
             outcome = session.rewrite(graph_def, by_policy=not trains, add_shapes=add_shapes)
         except session_lib.CannotFollowError as error:

@@ -12,7 +12,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import passes
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 _OPS = {"PoseidonAllGather": planning.GATHER, "PoseidonBroadcast": planning.BROADCAST}
 

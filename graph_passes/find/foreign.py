@@ -17,7 +17,7 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.find.markers import Bundle
 from tf_poseidon.graph_passes.find.markers import Marker
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 HOROVOD = ("HorovodAllreduce", "HorovodGroupedAllreduce")
 TENSORFLOW = ("CollectiveReduceV2", "CollectiveReduceV3")

@@ -20,7 +20,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import exchanges as exchanges_lib
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 
 class CountOperations(passes.Pass):

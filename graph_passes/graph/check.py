@@ -3,7 +3,7 @@
 Tests: tests/graphs/test_passes.py.
 """
 
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 
 def problem_of(graph: graph_lib.Graph) -> str:

@@ -21,7 +21,7 @@ from tensorflow.core.framework import op_def_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9_.\\/>-]*")  # TensorFlow's rule
 _OUTPUT = re.compile("0|[1-9][0-9]{0,8}")

@@ -17,7 +17,7 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 # Types whose values may become sizes, and those whose shapes say too little for a placeholder.
 _VALUES = (types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_BOOL)

@@ -13,7 +13,7 @@ import dataclasses
 
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find.markers import Marker
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.match.factors import PASS_ON
 from tf_poseidon.graph_passes.match.factors import scalar_of
 from tf_poseidon.graph_passes.match.matches import BiasMatch

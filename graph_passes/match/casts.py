@@ -11,7 +11,7 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find.markers import Marker
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.match.factors import PASS_ON
 from tf_poseidon.graph_passes.match.matches import NarrowGradient
 

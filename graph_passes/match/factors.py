@@ -17,7 +17,7 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import foreign
 from tf_poseidon.graph_passes.find.markers import Marker
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.match import rank_independence
 from tf_poseidon.graph_passes.match.matches import Match
 from tf_poseidon.graph_passes.match.matches import Product

@@ -6,7 +6,7 @@ Tests: tests/graphs/test_passes.py.
 import dataclasses
 import re
 
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 _CALLS = re.compile(r"^(StatefulPartitionedCall(_\d+)?/)+")
 

@@ -7,7 +7,7 @@ import math
 
 from tensorflow.core.framework import node_def_pb2
 
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.match.matches import Factor
 from tf_poseidon.graph_passes.match.matches import Refused
 

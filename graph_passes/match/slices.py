@@ -9,7 +9,7 @@ import dataclasses
 
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find.markers import Marker
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.match.matches import SlicesMatch
 
 

@@ -22,11 +22,11 @@ import math
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
-from tf_poseidon.graph_passes.partition import lists as lists_lib
 from tf_poseidon.graph_passes.partition import minimum_cut
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.graph_passes.partition import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.propagate import canonical
 from tf_poseidon.graph_passes.partition.propagate import Propagated
 from tf_poseidon.graph_passes.partition.propagate import tensor_of

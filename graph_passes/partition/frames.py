@@ -11,7 +11,7 @@ import dataclasses
 
 from tensorflow.core.framework import node_def_pb2
 
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 ENTERS = ("Enter", "RefEnter")
 EXITS = ("Exit", "RefExit")

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes.graph import graph as graph_lib
-from tf_poseidon.graph_passes.partition import own
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.partition import own_values
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.sizes import Sizes
@@ -79,7 +79,7 @@ def _used(graph: graph_lib.Graph, propagated: propagate_lib.Propagated) -> set[s
             if any(state != WHOLE for state in propagated.outcomes[reader.name].gives):
                 used.add(source)
                 break
-            if reader.op in (*_READS, *_REFERENCES, *_RESHAPED, *variables_lib.PASSED_ON, own.BEGINS):
+            if reader.op in (*_READS, *_REFERENCES, *_RESHAPED, *variables_lib.PASSED_ON, own_values.BEGINS):
                 queue += graph.consumers(reader.name)
     return used
 

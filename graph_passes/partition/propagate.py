@@ -23,15 +23,15 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
-from tf_poseidon.graph_passes.partition import held as held_lib
-from tf_poseidon.graph_passes.partition import lists as lists_lib
-from tf_poseidon.graph_passes.partition import markers as markers_lib
-from tf_poseidon.graph_passes.partition import own as own_lib
+from tf_poseidon.graph_passes.partition import held_summands as held_lib
+from tf_poseidon.graph_passes.partition import own_values as own_lib
+from tf_poseidon.graph_passes.partition import resource_stores as stores_lib
+from tf_poseidon.graph_passes.partition import row_inputs as markers_lib
 from tf_poseidon.graph_passes.partition import rules
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
-from tf_poseidon.graph_passes.partition import stores as stores_lib
+from tf_poseidon.graph_passes.partition import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.rules import blocks
 from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome

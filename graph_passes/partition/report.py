@@ -9,7 +9,7 @@ import math
 import tensorflow as tf
 
 from tf_poseidon.base import tables
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ Requires: a flat graph of one process. Ensures: the step and its results, one af
 does, and have the same effects. Nothing that the results read changes before they have.
 
 Whoever needs no results of a step need not compute them; and variables that only these read may hold summands from step
-to step (held.py).
+to step (held_summands.py).
 
 Tests: tests/graphs/test_partition_held.py, tests/training/test_training.py.
 """
@@ -21,7 +21,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.graph import functions as functions_lib
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 
 _READ = "ReadVariableOp"

@@ -26,9 +26,9 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import functions
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph_steps as steps_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
-from tf_poseidon.graph_passes.graph import steps as steps_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 

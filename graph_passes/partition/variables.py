@@ -3,7 +3,7 @@
 Tests: tests/graphs/test_partition_held.py, tests/graphs/test_partition.py.
 """
 
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 # Ops that read a variable, and do not change it.
 READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape"))

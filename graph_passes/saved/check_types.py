@@ -21,9 +21,9 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import functions as functions_lib
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.partition import emit as write_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
-from tf_poseidon.graph_passes.partition import write as write_lib
 
 _FIELDS = {"string": "s", "int": "i", "float": "f", "bool": "b"}  # fields of AttrValue; others are named like the type
 _TYPES = frozenset(types_pb2.DataType.values())

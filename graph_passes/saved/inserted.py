@@ -17,9 +17,9 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes.find import step as step_lib
+from tf_poseidon.graph_passes.find import training_step as step_lib
 from tf_poseidon.graph_passes.graph import functions as functions_lib
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 

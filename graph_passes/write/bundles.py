@@ -12,7 +12,7 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes.find.markers import Marker
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.write import collectives
 
 _INT32 = types_pb2.DT_INT32

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 import re
 
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.match.matches import Match
 from tf_poseidon.graph_passes.write import site_writer
 

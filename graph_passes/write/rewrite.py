@@ -13,11 +13,11 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes import passes
-from tf_poseidon.graph_passes import plan as plan_lib
-from tf_poseidon.graph_passes.find import step
+from tf_poseidon.graph_passes import plan_sites as plan_lib
+from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import check
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.write import bundles as bundles_lib
 from tf_poseidon.graph_passes.write import horovod_ops
 from tf_poseidon.graph_passes.write import writers
@@ -44,7 +44,7 @@ class Write(passes.Pass):
         assert known.plan is not None
         plan = plan_lib.of_all_steps(known)
         rewritten = rewrite(PlannedGraph.of(dataclasses.replace(known, plan=plan)), self._engine)
-        for agree in step.nodes_of(rewritten):
+        for agree in training_step.nodes_of(rewritten):
             agree.attr["plan"].s = known.plan.agreement_text().encode()
         return dataclasses.replace(known, rewritten=rewritten)
 

@@ -35,7 +35,7 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes.graph import devices
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.match.factors import BETWEEN
 from tf_poseidon.graph_passes.match.matches import BiasMatch
 from tf_poseidon.graph_passes.match.matches import Match

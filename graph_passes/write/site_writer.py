@@ -26,7 +26,7 @@ from tf_poseidon import planning
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import devices
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.match.factors import BETWEEN
 from tf_poseidon.graph_passes.match.matches import BiasMatch

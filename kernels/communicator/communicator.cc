@@ -48,9 +48,9 @@ void KeepForEver(std::unique_ptr<Protocol> protocol) {
   kept.push_back(std::move(protocol));
 }
 
-// The time between two looks at the network. A look costs processor time that the model may need, a late look delays the
-// step. So pauses follow the flow: doubled when nothing came, halved when something did, which makes about two looks per
-// arrival at every rate. A submission starts over, for its answer may be as near as the network's latency.
+// The time between two looks at the network. A look costs processor time that the model may need, a late look delays
+// the step. So pauses follow the flow: doubled when nothing came, halved when something did, which makes about two
+// looks per arrival at every rate. A submission starts over, for its answer may be as near as the network's latency.
 class Pauses {
  public:
   // The pause after a look.

@@ -12,7 +12,7 @@ import numpy as np
 
 import tf_poseidon as poseidon
 from tf_poseidon.job import engines
-from tf_poseidon.timelines import steps as steps_lib
+from tf_poseidon.timelines import recorded_steps as steps_lib
 
 _ROWS, _STEPS, _WARM = 256, 12, 4
 

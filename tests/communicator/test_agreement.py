@@ -9,7 +9,7 @@ from test_communicator import join_in_process
 
 from tf_poseidon.errors import JobError
 from tf_poseidon.job import agreement
-from tf_poseidon.job import kernel_settings
+from tf_poseidon.job.host import kernel_settings
 
 
 @pytest.fixture

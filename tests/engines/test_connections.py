@@ -10,7 +10,7 @@ import pytest
 
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import JobError
-from tf_poseidon.job.engines import connections
+from tf_poseidon.job.host import connections
 
 KEY = bytes(range(32))
 

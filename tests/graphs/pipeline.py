@@ -15,7 +15,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import session
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.job import communicator
 
 _RANK = "_poseidon_rank"

@@ -15,7 +15,7 @@ from tf_poseidon import grappler
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.partition import inline
-from tf_poseidon.graph_passes.partition import partition as partition_lib
+from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition import rules
 from tf_poseidon.graph_passes.partition.rules import contractions
 from tf_poseidon.graph_passes.partition.rules import control

@@ -17,7 +17,7 @@ from tensorflow.python.ops import handle_data_util
 
 from tf_poseidon import grappler
 from tf_poseidon.graph_passes.partition import inline
-from tf_poseidon.graph_passes.partition import partition as partition_lib
+from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition.rules import gathering
 from tf_poseidon.graph_passes.partition.rules import lists
 from tf_poseidon.graph_passes.partition.rules import normalisation

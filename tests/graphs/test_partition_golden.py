@@ -16,8 +16,8 @@ from tiny_graphs import M
 from tiny_graphs import N
 
 from tf_poseidon import grappler
-from tf_poseidon.graph_passes.graph import graph as graph_lib
-from tf_poseidon.graph_passes.partition import partition as partition_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 
 # Graphs that give other sites than the golden text of their name: (sites, why).
 OTHER = {"unknown_rows": (

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_poseidon import grappler
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.partition import inline
-from tf_poseidon.graph_passes.partition import partition as partition_lib
+from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition import results
 from tf_poseidon.job import communicator
 

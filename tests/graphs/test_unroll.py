@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import functions
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.job import communicator
 from tf_poseidon.one_process import calls

@@ -23,7 +23,7 @@ import tf_poseidon as poseidon
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.base import files
-from tf_poseidon.graph_passes.saved import rewriting as saved_lib
+from tf_poseidon.graph_passes.saved import rewritten_steps as saved_lib
 from tf_poseidon.graph_passes.saved import strip as strip_lib
 from tf_poseidon.ops import library
 from tf_poseidon.saved_graphs import formats

@@ -2,14 +2,14 @@
 
 from tf_poseidon.graph_passes import planned
 from tf_poseidon.graph_passes import session
-from tf_poseidon.graph_passes.find import step
+from tf_poseidon.graph_passes.find import training_step
 
 
 def planned_shapes(find=session.RewriteSession.find):
     """Returns a `RewriteSession.find` by which a graph that runs gets the shapes of one rank's planned rows."""
 
     def find_with_planned(self, graph_def, add_shapes=None):
-        facts = step.facts_of(graph_def)
+        facts = training_step.facts_of(graph_def)
         if facts.rows is None:
             return find(self, graph_def, add_shapes)
         shaped = planned.with_sizes(graph_def, facts)

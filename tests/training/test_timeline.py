@@ -17,21 +17,21 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes.graph import steps as steps_names
+from tf_poseidon.graph_passes.graph import graph_steps as steps_names
 from tf_poseidon.job import engines
 from tf_poseidon.job import runtime
 from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.schemes import Rider
-from tf_poseidon.strategy.strategy import PoseidonStrategy
+from tf_poseidon.strategy.poseidon_strategy import PoseidonStrategy
 from tf_poseidon.timelines import clocks
+from tf_poseidon.timelines import recorded_steps as steps_lib
 from tf_poseidon.timelines import recording
-from tf_poseidon.timelines import steps as steps_lib
-from tf_poseidon.timelines import table as table_lib
+from tf_poseidon.timelines import step_table as table_lib
 from tf_poseidon.timelines import trace as trace_lib
-from tf_poseidon.timelines.steps import Event
-from tf_poseidon.timelines.steps import Rank
+from tf_poseidon.timelines.recorded_steps import Event
+from tf_poseidon.timelines.recorded_steps import Rank
 
 RANKS, STEPS = 3, 6
 SLOW_S, LATE_S = 0.1, 0.3  # of record_timelines.py

@@ -10,7 +10,7 @@ import numpy as np
 
 import tf_poseidon as poseidon
 from tf_poseidon import planning
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.write import writers
 from tf_poseidon.graph_passes.write.send_receive import SendReceive
 from tf_poseidon.planning import schemes

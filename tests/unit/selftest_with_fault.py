@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tf_poseidon as poseidon
 from tf_poseidon.commands import cli
-from tf_poseidon.commands.selftest import schemes
+from tf_poseidon.commands.selftest import scheme_checks
 
 
 def scale():
@@ -18,14 +18,14 @@ def scale():
 
 def lost():
     """A partitioned step does not see the first row."""
-    step = schemes._step
-    schemes._step = lambda variables, x, y: step(variables, x[1:], y[1:]) if tf.inside_function() else step(
+    step = scheme_checks._step
+    scheme_checks._step = lambda variables, x, y: step(variables, x[1:], y[1:]) if tf.inside_function() else step(
         variables, x, y)
 
 
 def unplanned():
     """Nothing travels as factors."""
-    schemes.PINS["*/factors/*"] = "ps"
+    scheme_checks.PINS["*/factors/*"] = "ps"
 
 
 {"scale": scale, "lost": lost, "unplanned": unplanned}[sys.argv[1]]()

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tf_poseidon.job import kernel_settings
+from tf_poseidon.job.host import kernel_settings
 
 
 def test_variables():

@@ -1,5 +1,7 @@
 """The package as a whole: effects of importing it, and the TensorFlow that it is built for."""
 
+import ast
+import collections
 import os
 import pathlib
 import re
@@ -9,6 +11,7 @@ import sys
 import pytest
 
 import tf_poseidon
+from tf_poseidon import graph_passes
 from tf_poseidon import supported
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.job import engines
@@ -34,6 +37,16 @@ def test_only_the_hook_touches_keras():
     for path in PACKAGE.rglob("*.py"):
         if path.parent.name != "keras_hook":
             assert not re.search(r"^\s*(import|from) keras", path.read_text(), re.MULTILINE), path
+
+
+def test_names_of_classes_and_modules_are_unique():
+    places = collections.defaultdict(set)
+    for path in (*PACKAGE.rglob("*.py"), *pathlib.Path(graph_passes.__file__).parent.rglob("*.py")):
+        places[path.parent.name if path.name == "__init__.py" else path.stem].add(path)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].add(path)
+    assert not {name: paths for name, paths in places.items() if len(paths) > 1}
 
 
 def test_the_communicator_includes_no_tensorflow_header():

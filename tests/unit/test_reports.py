@@ -20,11 +20,11 @@ from tf_poseidon.commands import cli
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.timelines import recording
-from tf_poseidon.timelines import report
-from tf_poseidon.timelines import table as table_lib
-from tf_poseidon.timelines.steps import Event
-from tf_poseidon.timelines.steps import Rank
-from tf_poseidon.timelines.steps import SitePlace
+from tf_poseidon.timelines import step_table as table_lib
+from tf_poseidon.timelines import timeline_page
+from tf_poseidon.timelines.recorded_steps import Event
+from tf_poseidon.timelines.recorded_steps import Rank
+from tf_poseidon.timelines.recorded_steps import SitePlace
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -147,7 +147,7 @@ def test_plans_without_predictions():
 def test_names_are_text():
     text = planning.html_report({SCRIPT: plan(), "b": plan()})
     assert SCRIPT not in text and text.count("&lt;script&gt;alert(1)") >= 3
-    host = report.html_report([dataclasses.replace(rank, host=SCRIPT) for rank in ranks()], 0)
+    host = timeline_page.html_report([dataclasses.replace(rank, host=SCRIPT) for rank in ranks()], 0)
     assert SCRIPT not in host
     assert "rank 0 on &lt;script&gt;alert(…" in figures_of(host)[0]["layout"]["yaxis"]["ticktext"] or any(
         "&lt;script&gt;" in each for each in figures_of(host)[0]["data"][0]["hovertext"])
@@ -169,7 +169,7 @@ def ranks(number=2):
 
 def test_figures_have_the_numbers_of_the_timeline():
     recorded, made = ranks(), plan_for([dense_site(8, 8, 1024, name="a"), dense_site(512, 512, 8, name="b")], "auto", 2)
-    text = report.html_report(recorded, 0, made)
+    text = timeline_page.html_report(recorded, 0, made)
     of_ranks, step, exchanges, predictions = figures_of(text)
     assert bars_of(of_ranks) == {(f"rank {i} on host", kind): 1e3 * seconds for i in range(2)
                                  for kind, seconds in table_lib.parts(recorded[i]).items() if seconds}
@@ -197,7 +197,7 @@ def test_steps_that_overlap_are_shown_together():
     events = (Event("ps", "upper", 2, 6), Event("ps", "lower", 3, 5),
               Event("ps", "upper", 7.5, 11.5, step=1), Event("ps", "lower", 8.5, 10.5, step=1))
     rank = Rank("host", 0.0, events, places={"lower": SitePlace(3, 0), "upper": SitePlace(2, 0.5)})
-    text = report.html_report([rank], 0)
+    text = timeline_page.html_report([rank], 0)
     _, step, exchanges = figures_of(text)
     assert "Steps 1 to 2, which overlap, of 2." in text
     assert spans_of(step) == sorted(
@@ -207,7 +207,7 @@ def test_steps_that_overlap_are_shown_together():
 
 
 def test_exchanges_at_the_same_time_do_not_cover_each_other():
-    _, step, _ = figures_of(report.html_report([Rank("host", 0.0, (
+    _, step, _ = figures_of(timeline_page.html_report([Rank("host", 0.0, (
         Event("ps", "a", 1, 4), Event("ps", "b", 2, 3), Event("ps", "c", 3, 5)))], 0))
     trace, = (trace for trace in step["data"] if trace["name"] == "ps")
     a, b, c = trace["y"]
@@ -215,17 +215,17 @@ def test_exchanges_at_the_same_time_do_not_cover_each_other():
 
 
 def test_many_ranks_and_none():
-    text = report.html_report(ranks(20), 0)
+    text = timeline_page.html_report(ranks(20), 0)
     of_ranks, step, *_ = figures_of(text)
     assert len(of_ranks["layout"]["yaxis"]["ticktext"]) == 20 and "8 of 20 ranks are shown." in text
     assert [name for name in step["layout"]["yaxis"]["ticktext"] if "rank" in name][-1] == "rank 19: compute"
-    assert "No step was recorded" in report.html_report([Rank("host", 0.0, ())], 0)
+    assert "No step was recorded" in timeline_page.html_report([Rank("host", 0.0, ())], 0)
 
 
 def test_the_rest_of_many_exchanges_is_a_mean():
     """The step waits for 50 exchanges, one second for each, and as long again for the last ten."""
     events = tuple(Event("ps", f"{i:02}", 1 + i / 64, 100 + i + max(0, i - 39)) for i in range(50))
-    *_, exchanges = figures_of(report.html_report([Rank("host", 0.0, events)], 0))
+    *_, exchanges = figures_of(timeline_page.html_report([Rank("host", 0.0, events)], 0))
     found = bars_of(exchanges)
     names = exchanges["layout"]["yaxis"]["ticktext"]
     assert len(names) == 41 and names[-1] == "10 others, mean" and set(names[:-1]) > {f"{i}" for i in range(40, 50)}

@@ -1,16 +1,19 @@
 """The self-test: who measures with whom, what its report says, and that it finds what is wrong."""
 
 import itertools
+import pathlib
 import re
 
 import launch
 import pytest
 
-from tf_poseidon.commands import cli
+import tf_poseidon
 from tf_poseidon.commands.selftest import links
-from tf_poseidon.commands.selftest import report
-from tf_poseidon.commands.selftest import schemes
+from tf_poseidon.commands.selftest import scheme_checks
+from tf_poseidon.commands.selftest import selftest_report
 from tf_poseidon.commands.selftest.links import Link
+
+COMMAND = pathlib.Path(tf_poseidon.__file__).with_name("__main__.py")
 
 
 @pytest.mark.parametrize("ranks", [[0], [0, 1], [0, 4, 8], [3, 1, 2, 0], list(range(0, 22, 2)), list(range(64))])
@@ -30,7 +33,7 @@ def of(names, gbps=None, local=False):
             if a != b or local]
 
 
-FINE = (schemes.Result(schemes.LOOP, "a dense layer", "ps", ""),)
+FINE = (scheme_checks.Result(scheme_checks.LOOP, "a dense layer", "ps", ""),)
 
 
 @pytest.mark.parametrize("found, says, says_not", [
@@ -44,20 +47,20 @@ FINE = (schemes.Result(schemes.LOOP, "a dense layer", "ps", ""),)
     (of("abcdefghijklmnop", {("c", "b"): 0.9}), "the 10 slowest links between 16 hosts", "WRONG"),
 ])
 def test_verdict_names_the_slowest_link(found, says, says_not):
-    text = str(report.SelftestReport("job", FINE, found, 1.0))
+    text = str(selftest_report.SelftestReport("job", FINE, found, 1.0))
     assert says in text and says_not not in text.splitlines()[-1]
     assert "all right, in 1 s" in text
 
 
 def test_table_of_links_is_from_rows_to_columns():
-    lines = str(report.SelftestReport("job", FINE, of("ab", {("a", "b"): 3.0}), 1.0)).splitlines()
+    lines = str(selftest_report.SelftestReport("job", FINE, of("ab", {("a", "b"): 3.0}), 1.0)).splitlines()
     header = next(i for i, line in enumerate(lines) if line.split() == ["a", "b"])
     assert lines[header + 1].split() == ["a", "20", "/", "3"] and lines[header + 2].split() == ["b", "20", "/", "10"]
 
 
 def test_what_is_wrong_is_in_the_report():
-    result = schemes.Result(schemes.LOOP, "an embedding", "sparse", "it is off")
-    wrong = report.SelftestReport("job", (*FINE, result), [], 1.0)
+    result = scheme_checks.Result(scheme_checks.LOOP, "an embedding", "sparse", "it is off")
+    wrong = selftest_report.SelftestReport("job", (*FINE, result), [], 1.0)
     assert wrong.problems == ["loop over strategy.run, an embedding: it is off"]
     assert re.search(r"^WRONG: loop over strategy.run, an embedding: it is off$\n^wrong, in 1 s", str(wrong), re.M)
 
@@ -66,7 +69,7 @@ def test_what_is_wrong_is_in_the_report():
     ([], 0, 8), (["-n", "1"], 0, 8), (["-n", "3"], 0, 8), ([], 2, 8)])
 def test_every_scheme_has_the_bits_of_one_process(arguments, ranks, lines):
     """Alone, it starts its ranks itself."""
-    done = launch.run_ok([cli.__file__, "selftest", *arguments], ranks, timeout_s=120)
+    done = launch.run_ok([COMMAND, "selftest", *arguments], ranks, timeout_s=120)
     expected = {(): 2, ("-n", "1"): 1, ("-n", "3"): 3}[tuple(arguments)]
     assert done.output.count("the same bits") == lines and "WRONG" not in done.output
     assert (f"{expected} ranks on one host over MPICH" if expected > 1 else "one process, TensorFlow") in done.output
@@ -89,5 +92,5 @@ def test_faults_are_found(fault, says):
 
 
 def test_ranks_of_its_own_or_of_mpiexec():
-    done = launch.run([cli.__file__, "selftest", "-n", "4"], 2, timeout_s=60)
+    done = launch.run([COMMAND, "selftest", "-n", "4"], 2, timeout_s=60)
     assert done.status == 2 and "-n and --hosts are for a selftest that starts its ranks itself" in done.output

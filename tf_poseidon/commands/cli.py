@@ -207,8 +207,8 @@ def selftest(given: argparse.Namespace) -> int:
     runtime.failure_status = Status.OWN_ERROR  # 1 is for what is wrong
     import tensorflow as tf
     tf.get_logger().setLevel("ERROR")
-    from tf_poseidon.commands.selftest import running
-    report = running.run(given.engine)
+    from tf_poseidon.commands.selftest import run_selftest
+    report = run_selftest.run(given.engine)
     communicator = runtime.communicator()
     if communicator is None or communicator.rank == 0:
         with _printing(report):
@@ -473,7 +473,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if interrupts.is_interrupt(error):
             print(f"tf-poseidon {given.command}: interrupted", file=sys.stderr)
             sys.exit(Status.INTERRUPTED)
-        if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow":
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("tensorflow"):
             print(f"tf-poseidon {given.command}: TensorFlow is not installed; run pip install "
                   f"'tensorflow-cpu=={supported.TENSORFLOW_SERIES[-1]}.*'. `tf-poseidon doctor` says whether anything "
                   "else is missing.", file=sys.stderr)

@@ -133,7 +133,7 @@ def _python() -> Iterator[Finding]:
     libc, version = platform.libc_ver()
     yield Finding("Python", f"{platform.python_version()} ({sys.executable}), {platform.system()} "
                             f"{platform.machine()}, {libc} {version}")
-    yield Finding("tf_poseidon", f"{_version('tf_poseidon')} ({pathlib.Path(__file__).parent})")
+    yield Finding("tf_poseidon", f"{_version('tf_poseidon')} ({pathlib.Path(__file__).parents[1]})")
 
 
 def _tensorflow() -> Iterator[Finding]:

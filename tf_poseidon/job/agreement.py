@@ -17,8 +17,8 @@ from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import JobError
 from tf_poseidon.errors import shortened
 from tf_poseidon.job import gpus
-from tf_poseidon.job import kernel_settings
 from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.host import kernel_settings
 
 _log = logging.getLogger("tf_poseidon")
 

@@ -23,7 +23,7 @@ from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import JobError
 from tf_poseidon.errors import LONGEST
 from tf_poseidon.errors import shortened
-from tf_poseidon.graph_passes.graph import steps
+from tf_poseidon.graph_passes.graph import graph_steps
 from tf_poseidon.ops import library
 from tf_poseidon.options import JobOptions
 
@@ -298,7 +298,7 @@ class Communicator:
         """
         statistics = self._json(self._lib.poseidon_statistics)
         counts, sites = statistics["sites"], {}
-        names = steps.in_any(counts)
+        names = graph_steps.in_any(counts)
         for site, counters in counts.items():
             total = sites.setdefault(names[site][0], dict.fromkeys(counters, 0))
             for name, value in counters.items():
@@ -323,7 +323,7 @@ class Communicator:
             for copies to the host, from it, and what happens between GPUs.
         """
         recorded = self._json(self._lib.poseidon_events)
-        names = steps.in_any({site for _, site, *_ in recorded["events"]})
+        names = graph_steps.in_any({site for _, site, *_ in recorded["events"]})
         return {**recorded, "events": [[row, name, *rest, step] for row, site, *rest in recorded["events"]
                                        for name, step in [names[site]]]}
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 def is_ours(strategy: tf.distribute.Strategy) -> bool:
     """Whether a strategy is a PoseidonStrategy in a job of several processes."""
-    # By its attributes, since strategy.py imports the hooks.
+    # By its attributes, since poseidon_strategy.py imports the hooks.
     return getattr(strategy.extended, "job", None) is not None
 
 

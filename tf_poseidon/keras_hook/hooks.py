@@ -13,7 +13,7 @@ from typing import Any
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.compat import table
 from tf_poseidon.keras_hook import batch_normalization
-from tf_poseidon.keras_hook import files
+from tf_poseidon.keras_hook import model_files
 from tf_poseidon.keras_hook import optimizers
 from tf_poseidon.keras_hook import resuming
 from tf_poseidon.keras_hook import state
@@ -76,12 +76,12 @@ HOOKS = tuple(hook for hook in (
          "save a model on one rank inside the scope: Keras makes an optimizer and metrics to list their attributes",
          ("obj_type",), wrapper=state.get_attr_skipset),
     *(Hook("keras.src.saving.saving_lib", name, "write files completely or not at all", ("model", "filepath"),
-           **_always(files.save)) for name in ("save_model", "save_weights_only")),
+           **_always(model_files.save)) for name in ("save_model", "save_weights_only")),
     Hook("keras.src.callbacks.backup_and_restore", "BackupAndRestore._save_model",
          "keep the weights of a backup together with the epoch that they belong to", ("self",),
-         **_always(files.back_up)),
+         **_always(model_files.back_up)),
     Hook("keras.src.callbacks.backup_and_restore", "BackupAndRestore._load_model",
-         "restore what belongs together; name a backup that cannot be read", ("self",), **_always(files.restore)),
+         "restore what belongs together; name a backup that cannot be read", ("self",), **_always(model_files.restore)),
     Hook("keras.src.utils.io_utils", "is_interactive_logging_enabled",
          "print summaries and messages of callbacks on rank 0 only", (), wrapper=trainer.is_interactive),
     Hook("keras.src.random.seed_generator", "SeedGenerator.next",

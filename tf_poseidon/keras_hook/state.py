@@ -14,13 +14,13 @@ from tf_poseidon import ops
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.keras_hook import batch_normalization
 from tf_poseidon.keras_hook.common import is_ours
+from tf_poseidon.loops import loop_variables
 from tf_poseidon.loops import step as step_lib
-from tf_poseidon.loops import variables
 
 
 def initialize(original: Callable[..., Any], variable: keras.Variable, value: Any) -> None:
     """Creates a variable whose aggregation is left to Keras."""
-    with variables.of_keras():
+    with loop_variables.of_keras():
         original(variable, value)
 
 

@@ -25,15 +25,15 @@ from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes.find import own
+from tf_poseidon.graph_passes.find import own_markers
 from tf_poseidon.graph_passes.graph import functions as functions_lib
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import inline
-from tf_poseidon.graph_passes.partition import markers
-from tf_poseidon.graph_passes.partition import partition as partition_lib
+from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import results as results_lib
+from tf_poseidon.graph_passes.partition import row_inputs
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import unroll as unroll_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
@@ -158,7 +158,7 @@ class PartitionedFunction:
             self._interface = self._interface.of_step(traced, self.results, partitioned.graph_def)
         self.report = partitioned.report
         self.whole = tuple(planning.WholeOp(op.node, op.op, op.bytes.per_row) for op in self.report.whole)
-        self.has_sites = any(node.op in own.OPS for node in partitioned.graph_def.node)
+        self.has_sites = any(node.op in own_markers.OPS for node in partitioned.graph_def.node)
         self.agreement_text = "\n".join([self.report.agreement_text(), *graph_texts.lines(partitioned.graph_def), *(
             [] if self.results is None else self.results.lines)])
         self._trained = {exchange.site for exchange in self.report.exchanges if exchange.variable}
@@ -221,7 +221,7 @@ class PartitionedFunction:
 
     def _set_wire_dtype(self, graph_def: graph_pb2.GraphDef) -> None:
         for node in graph_def.node:
-            if node.op in own.OPS and node.attr["site"].s.decode() in self._trained:
+            if node.op in own_markers.OPS and node.attr["site"].s.decode() in self._trained:
                 node.attr["wire_dtype"].s = (self._options.wire_dtype or "").encode()
 
     def _build(self, graph_def: graph_pb2.GraphDef, mark: str,
@@ -254,7 +254,7 @@ class PartitionedFunction:
         ops.agree(texts, rows, None, self._options.strict, planning.whole_op.dumps(self.whole), steps, self._rows)
         checks = graph.get_operations()[-1:]
         if self._options.verifier:
-            markers = [operation for operation in graph.get_operations() if operation.type in own.OPS]
+            markers = [operation for operation in graph.get_operations() if operation.type in own_markers.OPS]
             checks += _verified([marker for marker in markers if marker.get_attr("site").decode().removesuffix(mark)
                                  in self._trained], self._options.verifier)
         return checks
@@ -383,7 +383,7 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
                 *(names.get(tensor.op.name, tensor.op.name) for tensor in traced.graph.inputs)]
         graph_def, cut = results_lib.cut(graph_def, outputs, ends, _named(variables, candidates), set(names.values()))
         outputs = [output for i, output in enumerate(outputs) if i not in cut.fetches]
-    graph_def = markers.together(graph_def)
+    graph_def = row_inputs.together(graph_def)
     if not any(node.op == sizes_lib.ROWS for node in graph_def.node):
         raise GraphError("None of its inputs has rows that could be divided among ranks: they are ragged, sparse "
                          "or scalars.")

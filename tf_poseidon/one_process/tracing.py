@@ -21,9 +21,9 @@ from tf_poseidon.errors import shortened
 from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.job import agreement
 from tf_poseidon.job import failures
-from tf_poseidon.job import held
+from tf_poseidon.job import held_variables
 from tf_poseidon.job.communicator import Communicator
-from tf_poseidon.job.job import Job
+from tf_poseidon.job.joined_job import Job
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import graph_texts
@@ -45,7 +45,7 @@ class Trace:
         report: The `report.PartitionReport`, None if the function runs as traced.
     """
 
-    def __init__(self, name: str, held_variables: held.Held,
+    def __init__(self, name: str, held_variables: held_variables.Held,
                  traced: tf.types.experimental.ConcreteFunction | None = None,
                  partitioned: partitioning.PartitionedFunction | None = None,
                  verifier: step_verifier.StepVerifier | None = None) -> None:
@@ -109,7 +109,8 @@ class Trace:
 class Pending:
     """The results of a step, which are computed when they are read."""
 
-    def __init__(self, results: partitioning.LateResults, others: Sequence[tf.Tensor], variables: held.Held) -> None:
+    def __init__(self, results: partitioning.LateResults, others: Sequence[tf.Tensor],
+                 variables: held_variables.Held) -> None:
         """Makes pending results.
 
         Args:

@@ -16,11 +16,11 @@ from tf_poseidon.planning.cost import SUM
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.plan import Plan
+from tf_poseidon.planning.plan_page import html_report
 from tf_poseidon.planning.planner import Planner
 from tf_poseidon.planning.policies import make_plan
 from tf_poseidon.planning.policies import POLICIES
 from tf_poseidon.planning.policies import unmatched_pins
-from tf_poseidon.planning.report import html_report
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.schemes import SFB

@@ -19,7 +19,7 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shown
 from tf_poseidon.planning import bound
 from tf_poseidon.planning import plan_file
-from tf_poseidon.planning import report
+from tf_poseidon.planning import plan_page
 from tf_poseidon.planning import step_time
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
@@ -269,7 +269,7 @@ class Plan:
             PoseidonError: If plotly is not installed, or the file cannot be written.
         """
         page.check(path)
-        _write("report", path, report.html_report({"": self}))
+        _write("report", path, plan_page.html_report({"": self}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":

@@ -1,1 +1,1 @@
-"""Reports as HTML: their page, and the figures on it. `planning/report.py` and `timelines/report.py` fill them."""
+"""HTML: a page, and the figures on it. `planning/plan_page.py` and `timelines/timeline_page.py` fill them."""

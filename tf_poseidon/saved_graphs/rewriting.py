@@ -16,7 +16,7 @@ from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import garbage
-from tf_poseidon.graph_passes.saved import rewriting as rewriting_lib
+from tf_poseidon.graph_passes.saved import rewritten_steps as rewriting_lib
 from tf_poseidon.graph_passes.saved import strip as strip_lib
 from tf_poseidon.job import engines
 from tf_poseidon.ops import library
@@ -212,7 +212,7 @@ def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: st
         raise ConfigurationError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan "
                                  "is for a single step.")
     options = rewriting_lib.RewriteOptions(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype,
-                                          strict, engine.writer, progress)
+                                           strict, engine.writer, progress)
     with garbage.unsearched():
         rewritten = rewriting_lib.rewrite(graph.graph_def, steps, graph.has_functions, options)
     plans = [step.plan for step in rewritten.steps.values()]

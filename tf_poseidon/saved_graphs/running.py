@@ -19,7 +19,7 @@ from tensorflow.core.framework import node_def_pb2
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import functions as functions_lib
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.saved_graphs import formats
 
 v1 = tf.compat.v1

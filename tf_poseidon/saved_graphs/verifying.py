@@ -2,14 +2,13 @@
 
 The rewritten graph runs on all ranks. For each of its steps, rank 0 gives the original the same variables, and runs
 it on the same global batch (`reference.py`). `rounding.py` bounds the difference of floats from those of one process;
-`comparing.py` measures it, and compares the bits of all ranks.
+`verification.py` measures it, and compares the bits of all ranks.
 
 Tests: tests/saved/test_verification.py, tests/saved/test_saved_commands.py.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-import dataclasses
 import os
 
 import numpy as np
@@ -18,70 +17,20 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.base import rounding
-from tf_poseidon.base import tables
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.job import load_ops
-from tf_poseidon.saved_graphs import comparing
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import reference
 from tf_poseidon.saved_graphs import running
+from tf_poseidon.saved_graphs import verification
+from tf_poseidon.saved_graphs.verification import Verification
 
 # The seeds of random ops that have none.
 _SEEDS = (87654321, 1)
 # The job of a process that has no cluster, as devices name it.
 _OWN_JOB = "localhost"
-
-
-@dataclasses.dataclass
-class Verification:
-    """The result of a verification. `print(verification)` shows it.
-
-    Attributes:
-        size: Number of ranks.
-        steps: Number of steps.
-        errors: By ("variable" or "output", its name): (number of compared values, the largest error as a fraction of
-            its bound). Floats are compared where those of one process are finite; for other types, any error is
-            infinite.
-        differing: Variables and outputs whose bits differ between ranks, sorted.
-        elsewhere: Devices of other processes that nodes name, sorted; these nodes ran in each process all the same.
-        failures: What is wrong, as sentences; empty if nothing is.
-    """
-
-    size: int
-    steps: int
-    errors: dict[tuple[str, str], tuple[int, float]] = dataclasses.field(default_factory=dict)
-    differing: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    elsewhere: list[str] = dataclasses.field(default_factory=list)
-    failures: list[str] = dataclasses.field(default_factory=list)
-
-    def conclusions(self) -> list[str]:
-        """Returns what errors and differences say is wrong, as sentences."""
-        return [
-            *(f"{kind} '{name}' is off by {error:.3g} times the rounding bound" if np.isfinite(error) else
-              f"{kind} '{name}' has values that are not those of one process"
-              for (kind, name), (_, error) in self.errors.items() if not error <= 1),
-            *(f"ranks have different bits of {kind} '{name}'" for kind, name in self.differing)]
-
-    def __str__(self) -> str:
-        rows = [("", "", "values", "largest error / bound"),
-                *((kind, name, f"{number:,}", f"{error:.3g}") for (kind, name), (number, error) in self.errors.items())]
-        ranks = f"{self.size} ranks" if self.size > 1 else "one rank"
-        lines = []
-        if self.errors:
-            lines = [f"{self.steps} steps on {ranks}, against the original in one process:",
-                     *tables.aligned(rows, left=(0, 1, 3), indent="  ")]
-            if self.size > 1:
-                lines.append("on all ranks: " + ("the same bits" if not self.differing else
-                                                 "different bits of " + ", ".join(name for _, name in self.differing)))
-            else:
-                lines.append("nothing was exchanged: start it with mpiexec -n RANKS to verify that, too")
-        if self.elsewhere:
-            lines.append(f"nodes that name {', '.join(self.elsewhere)} have run in each process all the same; to "
-                         "train, import the graph with clear_devices=True")
-        return "\n".join([*lines, *(f"WRONG: {failure}" for failure in self.failures),
-                          "wrong" if self.failures else "all right"])
 
 
 def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signature: str | None = None,
@@ -136,9 +85,9 @@ def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signa
         batch = arrays or running.random_inputs(real.inputs, batch_size * size, [seed, step])
         before = dict(zip(real.variables, real.state()))
         values = reference.run_step(real, batch)
-        comparing.between_ranks(result, step, values)
+        verification.between_ranks(result, step, values)
         if one_process:
-            comparing.with_one_process(result, values, *one_process.step(batch, before))
+            verification.with_one_process(result, values, *one_process.step(batch, before))
     result.failures += result.conclusions()
     return result
 

@@ -17,7 +17,7 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.job import failures
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import tracing
-from tf_poseidon.strategy import strategy as strategy_lib
+from tf_poseidon.strategy import poseidon_strategy as strategy_lib
 
 
 def distribute(function: Callable[..., Any] | None = None, *, inputs: Mapping[str, Any] | None = None,

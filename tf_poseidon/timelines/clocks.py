@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from tf_poseidon.timelines.steps import Event
-from tf_poseidon.timelines.steps import Rank
-from tf_poseidon.timelines.steps import SitePlace
+from tf_poseidon.timelines.recorded_steps import Event
+from tf_poseidon.timelines.recorded_steps import Rank
+from tf_poseidon.timelines.recorded_steps import SitePlace
 
 
 def clock_offset(own: Sequence[tuple[float, float]],

@@ -22,12 +22,12 @@ from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.reports import page
 from tf_poseidon.timelines import clocks
-from tf_poseidon.timelines import report
-from tf_poseidon.timelines import table as table_lib
+from tf_poseidon.timelines import step_table as table_lib
+from tf_poseidon.timelines import timeline_page
 from tf_poseidon.timelines import trace
 from tf_poseidon.timelines import xplane
-from tf_poseidon.timelines.steps import places_of
-from tf_poseidon.timelines.steps import Rank
+from tf_poseidon.timelines.recorded_steps import places_of
+from tf_poseidon.timelines.recorded_steps import Rank
 
 # Exchanges of the recording itself, which are not part of training.
 _CLOCKS, _LENGTHS, _EVENTS = (f"strategy.timeline/{what}" for what in ("clocks", "lengths", "events"))
@@ -73,7 +73,7 @@ class Timeline:
 
     def _write(self) -> None:
         if self.path.name.endswith(page.SUFFIX):
-            data = report.html_report(self.ranks, self._rank, self._plan).encode()
+            data = timeline_page.html_report(self.ranks, self._rank, self._plan).encode()
         elif self.path.name.endswith(xplane.SUFFIX):
             data = xplane.xspace(trace.trace(self.ranks)).SerializeToString()
         else:

@@ -7,7 +7,7 @@ import bisect
 from collections.abc import Sequence
 from typing import Any
 
-from tf_poseidon.timelines import steps as steps_lib
+from tf_poseidon.timelines import recorded_steps as steps_lib
 
 
 def trace(ranks: Sequence[steps_lib.Rank]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.write import NodeWriter
+    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 _INEXACT = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE,
             types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128)

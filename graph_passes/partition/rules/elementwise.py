@@ -18,7 +18,7 @@ from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.write import NodeWriter
+    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 # The types to which sums can be cast before they are complete: without rounding, and without overflow.
 # Without half: a sum beyond 65504 is infinite in one process, which decides whether a loss scale is lowered.

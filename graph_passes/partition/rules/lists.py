@@ -11,8 +11,8 @@ Tests: tests/graphs/test_partition_families.py.
 from collections.abc import Mapping
 import typing
 
-from tf_poseidon.graph_passes.partition import lists as lists_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.rules.case import Rule
@@ -21,7 +21,7 @@ from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.write import NodeWriter
+    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 
 def _outcome(case: Case, takes: Mapping[int, State], gives: tuple[State, ...], shape: int,

@@ -1,4 +1,4 @@
-"""PoseidonOwn and PoseidonJoin, between which a rank computes from its own rows alone; see `partition/own.py`.
+"""PoseidonOwn and PoseidonJoin, between which a rank computes from its own rows alone; see `partition/own_values.py`.
 
 Tests: tests/graphs/test_partition_own.py.
 """
@@ -18,7 +18,7 @@ from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.write import NodeWriter
+    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 
 def begun(case: Case) -> Outcome | None:

@@ -10,7 +10,7 @@ import typing
 
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
 from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
@@ -20,7 +20,7 @@ from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 
 if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.write import NodeWriter
+    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 _REDUCES = {"Sum": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
 

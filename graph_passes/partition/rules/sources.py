@@ -12,7 +12,7 @@ from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.write import NodeWriter
+    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 
 def inputs_with_rows(case: Case) -> Outcome:

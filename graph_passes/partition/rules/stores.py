@@ -6,7 +6,7 @@ whole if no rule gives or takes that state.
 Tests: tests/graphs/test_partition_families.py, tests/graphs/test_partition_stores.py.
 """
 
-from tf_poseidon.graph_passes.partition import stores as stores_lib
+from tf_poseidon.graph_passes.partition import resource_stores as stores_lib
 from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.rules.case import Rule

@@ -24,8 +24,8 @@ import numpy as np
 from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes.write import horovod_ops
 from tf_poseidon.job import communicator as communicator_lib
-from tf_poseidon.job.engines import connections
 from tf_poseidon.job.engines import mpi
+from tf_poseidon.job.host import connections
 from tf_poseidon.job.host import forks
 from tf_poseidon.options import JobOptions
 

@@ -1,1 +1,1 @@
-"""The processes of one host, and what they need of it: launching, MPI, GPUs' driver, forks, interrupts."""
+"""What one process needs of its host: launching, MPI, connections, GPUs' driver, forks, interrupts."""

@@ -9,7 +9,7 @@ import pathlib
 
 from tf_poseidon.errors import JobError
 
-TRANSPORT = pathlib.Path(__file__).parent / "engines" / "libposeidon_mpi.so"
+TRANSPORT = pathlib.Path(__file__).parents[1] / "engines" / "libposeidon_mpi.so"
 
 # In the file of a transport that was built with MPICXX (kernels/communicator/mpi_transport.cc).
 _OWN = b"poseidon has an MPI of its own"

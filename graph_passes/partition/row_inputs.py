@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.resource_stores import Stores
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
-from tf_poseidon.graph_passes.partition.stores import Stores
 
 
 def together(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:

@@ -9,7 +9,7 @@ import statistics
 
 from tf_poseidon.base import tables
 from tf_poseidon.commands.selftest import links as links_lib
-from tf_poseidon.commands.selftest import schemes
+from tf_poseidon.commands.selftest import scheme_checks
 
 # A link is slow if others, of which there are a few, are this many times as fast.
 _SLOW, _FEW = 2.0, 4
@@ -29,7 +29,7 @@ class SelftestReport:
     """
 
     job: str
-    results: Sequence[schemes.Result]
+    results: Sequence[scheme_checks.Result]
     links: Sequence[links_lib.Link]
     seconds: float
 

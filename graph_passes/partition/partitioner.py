@@ -14,10 +14,11 @@ import dataclasses
 from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.graph_passes.graph import garbage
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import batches
 from tf_poseidon.graph_passes.partition import dividing
-from tf_poseidon.graph_passes.partition import held
+from tf_poseidon.graph_passes.partition import emit as write_lib
+from tf_poseidon.graph_passes.partition import held_summands
 from tf_poseidon.graph_passes.partition import naming
 from tf_poseidon.graph_passes.partition import packing
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
@@ -25,7 +26,6 @@ from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import row_loops
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import states
-from tf_poseidon.graph_passes.partition import write as write_lib
 
 # The PoseidonPart of nodes that depend on no rows.
 OF_NO_ROWS = write_lib.OF_NO_ROWS
@@ -65,7 +65,8 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
             alone are not in the report: they happen only if they are read.
         rows: The usual number of rows of a batch, None if unknown. It decides what is cheaper, and must be the same on
             all ranks.
-        summands: Names of the nodes from which the resources of variables that hold summands come, see held.py.
+        summands: Names of the nodes from which the resources of variables that hold summands come, see
+            held_summands.py.
         candidates: The same of variables that hold summands if the graph needs none of them whole.
         runs_whole: Whether the whole graph runs in each step, as a function's does; small sums then travel together.
 
@@ -75,10 +76,10 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     graph_def = batches.together(graph_def, fetches, add_shapes)
     sizes = sizes_lib.Sizes(graph_def, add_shapes, rows)
     loops = row_loops.outcomes(sizes, (*fetches, *kept))
-    summands, given = frozenset(summands) | held.candidates(sizes.graph, candidates), frozenset(summands)
+    summands, given = frozenset(summands) | held_summands.candidates(sizes.graph, candidates), frozenset(summands)
     while True:
         propagated = dividing.propagate(sizes, summands, fetches, kept, loops)
-        whole = held.made_whole(sizes.graph, propagated.states, propagated.outcomes, (*fetches, *kept)) - given
+        whole = held_summands.made_whole(sizes.graph, propagated.states, propagated.outcomes, (*fetches, *kept)) - given
         if not whole:
             break
         summands -= whole

@@ -13,7 +13,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find.markers import Marker
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 # The ops that our strategy applies to gradients.
 OPS = ("PoseidonSync", "PoseidonSyncSlices")

@@ -6,13 +6,13 @@ Tests: tests/unit/test_selftest.py.
 import time
 
 from tf_poseidon.commands.selftest import links
-from tf_poseidon.commands.selftest import report
-from tf_poseidon.commands.selftest import schemes
+from tf_poseidon.commands.selftest import scheme_checks
+from tf_poseidon.commands.selftest import selftest_report
 from tf_poseidon.job import runtime
-from tf_poseidon.strategy import strategy as strategy_lib
+from tf_poseidon.strategy import poseidon_strategy as strategy_lib
 
 
-def run(engine: str | None = None) -> report.SelftestReport:
+def run(engine: str | None = None) -> selftest_report.SelftestReport:
     """Returns the `Report` of this job; all ranks must call it.
 
     Args:
@@ -24,8 +24,8 @@ def run(engine: str | None = None) -> report.SelftestReport:
     begin = time.monotonic()
     runtime.announce_nothing()  # the report does
     # A policy that compares no times: nothing has to be measured first.
-    strategy = strategy_lib.PoseidonStrategy("ps", engine=engine, pins=schemes.PINS)
-    results = schemes.check(strategy)
+    strategy = strategy_lib.PoseidonStrategy("ps", engine=engine, pins=scheme_checks.PINS)
+    results = scheme_checks.check(strategy)
     communicator = runtime.communicator()
     found = [] if communicator is None else links.measure(communicator)
-    return report.SelftestReport(runtime.described(), results, found, time.monotonic() - begin)
+    return selftest_report.SelftestReport(runtime.described(), results, found, time.monotonic() - begin)

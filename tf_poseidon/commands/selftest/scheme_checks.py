@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_poseidon import planning
 from tf_poseidon.strategy import distribution
-from tf_poseidon.strategy import strategy as strategy_lib
+from tf_poseidon.strategy import poseidon_strategy as strategy_lib
 
 _ROWS_PER_RANK, _SHARING = 8, 4
 _INPUTS, _OUTPUTS, _WORDS = 96, 80, 50

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_poseidon import ops
 from tf_poseidon.errors import GraphError
-from tf_poseidon.job.job import Job
+from tf_poseidon.job.joined_job import Job
 from tf_poseidon.loops import step as step_lib
 from tf_poseidon.one_process import context
 from tf_poseidon.ops import sites

@@ -9,7 +9,7 @@ import dataclasses
 
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import foreign
-from tf_poseidon.graph_passes.find import own
+from tf_poseidon.graph_passes.find import own_markers
 from tf_poseidon.graph_passes.graph import check
 
 
@@ -33,7 +33,7 @@ class FindMarkers(passes.Pass):
         # TensorFlow reorders graphs; this restores the order of the user's program, as far as that is known.
         order = known.facts.order()
         return dataclasses.replace(known, markers=tuple(sorted(
-            own.find(known.graph), key=lambda marker: (order(marker.site), marker.node))))
+            own_markers.find(known.graph), key=lambda marker: (order(marker.site), marker.node))))
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
         sites = [marker.site for marker in result.markers]

@@ -12,7 +12,7 @@ import dataclasses
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
-from tf_poseidon.graph_passes.graph import steps as steps_lib
+from tf_poseidon.graph_passes.graph import graph_steps as steps_lib
 
 OP = "PoseidonAgree"
 

@@ -8,7 +8,7 @@ Tests: tests/training/test_training.py.
 import dataclasses
 
 from tf_poseidon import grappler
-from tf_poseidon.job import held
+from tf_poseidon.job import held_variables
 from tf_poseidon.job import new_variables
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.verify import Verifier
@@ -31,7 +31,7 @@ class Job:
     graph_pass: grappler.GraphPass
     wire_dtype: str | None
     verifier: Verifier | None
-    held: held.Held
+    held: held_variables.Held
     new_variables: new_variables.NewVariables
 
     @property

@@ -12,7 +12,7 @@ from typing import TypeVar
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 # Ops that return a list that they take, changed or not: any of their inputs, or the first one.
 _OF_ALL = ("Merge", "RefMerge", "AddN", "AddV2")

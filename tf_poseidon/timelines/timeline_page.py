@@ -15,8 +15,8 @@ from tf_poseidon.reports import figures
 from tf_poseidon.reports import page
 from tf_poseidon.reports.figures import Figure
 from tf_poseidon.reports.texts import ms
-from tf_poseidon.timelines import steps as steps_lib
-from tf_poseidon.timelines import table as table_lib
+from tf_poseidon.timelines import recorded_steps as steps_lib
+from tf_poseidon.timelines import step_table as table_lib
 
 _MOST_RANKS = 8  # in the figure of a step, and with tables
 _MOST_STEPS = 3  # of a run whose steps overlap

@@ -23,14 +23,14 @@ from tf_poseidon import planning
 from tf_poseidon.base import tables
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session
-from tf_poseidon.graph_passes.find import step as step_lib
+from tf_poseidon.graph_passes.find import training_step as step_lib
 from tf_poseidon.graph_passes.graph import check
 from tf_poseidon.graph_passes.graph import functions as functions_lib
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import inline
-from tf_poseidon.graph_passes.partition import partition as partition_lib
+from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.saved import check_types
 from tf_poseidon.graph_passes.saved import inputs as inputs_lib

@@ -29,15 +29,15 @@ from tf_poseidon.graph_passes import session as rewriting
 from tf_poseidon.job import agreement
 from tf_poseidon.job import calibration
 from tf_poseidon.job import failures
-from tf_poseidon.job import held
+from tf_poseidon.job import held_variables
 from tf_poseidon.job import new_variables
 from tf_poseidon.job import runtime
 from tf_poseidon.job import verify as verify_lib
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.communicator import STAGING_COUNTERS
-from tf_poseidon.job.job import Job
+from tf_poseidon.job.joined_job import Job
+from tf_poseidon.loops import loop_variables as variables_lib
 from tf_poseidon.loops import step as step_lib
-from tf_poseidon.loops import variables as variables_lib
 from tf_poseidon.one_process import context
 from tf_poseidon.ops import sites
 from tf_poseidon.timelines import recording
@@ -288,7 +288,7 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
     planner = planning.Planner(cluster, training.policy, training.pins, training.merge, training.plan)
     session = rewriting.RewriteSession(planner, writer, comparison=comparison)
     graph_pass = grappler.enable(communicator.rank, session, training.strict)
-    return Job(communicator, graph_pass, training.wire_dtype, verifier, held.Held(communicator),
+    return Job(communicator, graph_pass, training.wire_dtype, verifier, held_variables.Held(communicator),
                new_variables.NewVariables(communicator))
 
 

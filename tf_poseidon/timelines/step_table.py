@@ -14,7 +14,7 @@ from typing import Any
 
 from tf_poseidon import planning
 from tf_poseidon.base import tables
-from tf_poseidon.timelines import steps as steps_lib
+from tf_poseidon.timelines import recorded_steps as steps_lib
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,10 +35,10 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import devices
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import frames as frames_lib
-from tf_poseidon.graph_passes.partition import own as own_lib
+from tf_poseidon.graph_passes.partition import own_values as own_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
