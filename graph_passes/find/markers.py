@@ -24,7 +24,7 @@ class Marker:
         bundle: The `Bundle` that it is in, None if in none.
         part: The number of the gradient in the bundle.
         refusal: Why factors cannot replace it, whatever the gradient is; None if they could.
-        meanwhile: What the step does meanwhile, see `graph.MEANWHILE`; "" if unknown.
+        meanwhile: What the step does meanwhile, see `indexed_graph.MEANWHILE`; "" if unknown.
     """
 
     site: str

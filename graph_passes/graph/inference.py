@@ -38,7 +38,7 @@ class Inference:
         """Makes an inference.
 
         Args:
-            graph: The `graph.Graph`, with the shapes that hold for any number of rows.
+            graph: The `indexed_graph.Graph`, with the shapes that hold for any number of rows.
             add_shapes: A function that infers shapes, such as `grappler.add_shapes`.
             refined: Ops of whose outputs a variant may know more.
             changes_known: Whether a variant has inputs of other sizes than those that are known.

@@ -44,7 +44,7 @@ def together(graph_def: graph_pb2.GraphDef, fetches: Iterable[str],
     """Returns the GraphDef in which all blocks of an image come together.
 
     Args:
-        graph_def, fetches, add_shapes: Same as in `partition.partition`.
+        graph_def, fetches, add_shapes: Same as in `partitioner.partition`.
     """
     if not any(node.op == _MAKES for node in graph_def.node):
         return graph_def

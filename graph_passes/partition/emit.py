@@ -90,7 +90,7 @@ class Place:
 
     Attributes:
         frame: The `frames.Frame` of the node.
-        marker: Name of the PoseidonRows on which it depends, see `markers.find`.
+        marker: Name of the PoseidonRows on which it depends, see `row_inputs.find`.
     """
 
     frame: frames_lib.Frame
@@ -806,7 +806,7 @@ class NodeWriter:
         self._writer.nodes = graph_writer.nodes
 
     def add(self, suffix: str, op: str, inputs: Iterable[str], **attributes: graph_lib.Attribute) -> str:
-        """Adds a node, see `graph.Writer.add`; without a suffix, it has the name of the op."""
+        """Adds a node, see `indexed_graph.Writer.add`; without a suffix, it has the name of the op."""
         name = self._writer.add(suffix, op, [*inputs, *self._controls], **attributes)
         if suffix:
             return name
@@ -814,7 +814,7 @@ class NodeWriter:
         return self.node.name
 
     def constant(self, suffix: str, value: npt.ArrayLike, beside: str) -> str:
-        """Adds a Const, see `graph.Writer.constant`."""
+        """Adds a Const, see `indexed_graph.Writer.constant`."""
         return self._writer.constant(suffix, value, beside)
 
     def type_of_input(self, i: int) -> int:

@@ -38,7 +38,7 @@ def outcomes(graph: graph_lib.Graph, ordered: Iterable[node_def_pb2.NodeDef], su
     """Returns the `Outcome` of each node that reads or assigns a variable that holds summands, by name.
 
     Args:
-        graph: The `graph.Graph`.
+        graph: The `indexed_graph.Graph`.
         ordered: Its nodes.
         summands: Names of the nodes from which the resources of these variables come.
 
@@ -64,7 +64,7 @@ def candidates(graph: graph_lib.Graph, names: Iterable[str]) -> set[str]:
     """Returns those of some variables that a graph changes, and that may hold summands as far as the ops say.
 
     Args:
-        graph: The `graph.Graph`.
+        graph: The `indexed_graph.Graph`.
         names: Names of the nodes from which the resources of variables come.
     """
     used: dict[str, set[str]] = {name: set() for name in names}
@@ -80,7 +80,7 @@ def made_whole(graph: graph_lib.Graph, states: Mapping[str, State], outcomes: Ma
     """Returns the names of the nodes from which the resources of variables come whose summands a step makes whole.
 
     Args:
-        graph: The `graph.Graph`.
+        graph: The `indexed_graph.Graph`.
         states: The state in which each tensor is computed, by name, unless it is whole.
         outcomes: The `Outcome` of each node, by name.
         fetches: Names of the tensors that are whole.

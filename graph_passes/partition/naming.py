@@ -89,7 +89,7 @@ def _behind(graph: graph_lib.Graph, sizes: Sizes, nodes: Iterable[node_def_pb2.N
     """Returns the tensors from which the new value of a variable is computed element by element.
 
     Args:
-        graph: The `graph.Graph`.
+        graph: The `indexed_graph.Graph`.
         sizes: Its `Sizes`.
         nodes: The updates of the variable.
         updates: The updates of all variables, by name of the resource.

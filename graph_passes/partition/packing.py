@@ -182,7 +182,7 @@ def _write(members: Sequence[_Around], parts: Sequence[report_lib.ExchangedTenso
         for member, part in block:
             last = (member.node, *member.behind)[-1]
             of_member = graph_lib.Writer(last.name, last.device, provenance.Provenance("sum", total.site))
-            # No node with several outputs, see `write.GraphWriter._write_inputs`.
+            # No node with several outputs, see `emit.GraphWriter._write_inputs`.
             piece = _piece(of_member, "piece", result, position, _elements(part), result_type)
             shape = of_member.constant("shape", np.array(part.shape, np.int32), result)
             of_member.add("", "Reshape", [piece, shape], T=result_type, Tshape=_INT32)

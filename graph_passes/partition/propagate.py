@@ -77,7 +77,7 @@ class Propagated:
         states: The state in which each tensor is computed, by name, unless it is whole.
         outcomes: The `Outcome` of each node, by name.
         without_rule: Names of nodes that run whole because their op has no rule, or none for its inputs.
-        markers: The PoseidonRows on which each node depends, by name; see `markers.find`.
+        markers: The PoseidonRows on which each node depends, by name; see `row_inputs.find`.
     """
 
     ordered: list[node_def_pb2.NodeDef]

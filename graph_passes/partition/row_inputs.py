@@ -57,7 +57,7 @@ def find(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[
         inputs: The tensors that each node reads, by name.
         seen: A function that returns the state in which readers see a tensor.
         outcomes: How each node runs, by name.
-        stores: The `stores.Stores` of the graph.
+        stores: The `resource_stores.Stores` of the graph.
     """
     markers = {node.name: i for i, node in enumerate(node for node in ordered if node.op == sizes_lib.ROWS)}
     if len(markers) == 1:

@@ -85,7 +85,7 @@ class SiteWriter:
     Attributes:
         has_to_agree: Whether all ranks must call the same ops, and so agree on a graph before it runs.
         sums_narrow: Whether ranks' parts of a sum in float may be half or bfloat16.
-        writer: The `graph.Writer` of its nodes, below the name of the marker and on the host.
+        writer: The `indexed_graph.Writer` of its nodes, below the name of the marker and on the host.
         marker: The `Marker`.
         decision: Its `Decision`.
         waits: The node for which each node that computes this rank's own gradient must wait, by name of the latter.

@@ -44,7 +44,7 @@ class Partitioned:
     """A graph, and its partitioned graph.
 
     Attributes:
-        partitioned: The `partition.PartitionedGraph`.
+        partitioned: The `partitioner.PartitionedGraph`.
         report: Its report.
     """
 
@@ -54,7 +54,7 @@ class Partitioned:
         Args:
             build: A function that builds it and returns its fetches; feeds are by the names of placeholders.
             optimize: Whether TensorFlow optimizes graphs before it runs them.
-            runs_whole, rows: Same as in `partition.partition`.
+            runs_whole, rows: Same as in `partitioner.partition`.
         """
         self._graph = tf.Graph()
         with self._graph.as_default():

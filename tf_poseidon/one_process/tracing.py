@@ -53,7 +53,7 @@ class Trace:
 
         Args:
             name: The function's name.
-            held_variables: The `held.Held` of the job.
+            held_variables: The `held_variables.Held` of the job.
             traced: The traced ConcreteFunction; None if it need not be kept.
             partitioned: The `Partitioned` function; None if the traced one runs.
             verifier: Compares both, in verify mode.
@@ -116,7 +116,7 @@ class Pending:
         Args:
             results: The `partitioning.LateResults`.
             others: What the step has returned.
-            variables: The `held.Held` of the job.
+            variables: The `held_variables.Held` of the job.
         """
         self._results = results
         self._others = others

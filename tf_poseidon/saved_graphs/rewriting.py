@@ -30,7 +30,7 @@ class RewriteReport:
     """The exchanges of a rewritten graph. `print(report)` shows them.
 
     Attributes:
-        steps: The `graph_passes.saved.rewriting.RewrittenStep`s by name: that of a signature, or "train_op".
+        steps: The `graph_passes.saved.rewritten_steps.RewrittenStep`s by name: that of a signature, or "train_op".
     """
 
     steps: dict[str, rewriting_lib.RewrittenStep]

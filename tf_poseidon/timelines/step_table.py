@@ -23,7 +23,7 @@ class Row:
 
     Attributes:
         site: Name of the site; "" for the whole step.
-        kind: The row of its exchange, see `steps.Event`; "" for the whole step.
+        kind: The row of its exchange, see `recorded_steps.Event`; "" for the whole step.
         compute: Backpropagation until its tensor was ready.
         hidden: The part of its exchange that computing hid.
         hidden_next: The part that computing of the next step hid.

@@ -38,7 +38,7 @@ class Outcome:
         takes: The state in which it takes each input; None takes it in whichever state it has.
         gives: The state of each output.
         local: By number of an input that is a shape: the dimension whose size becomes that of this rank's rows.
-        write: A function that writes the op's nodes (`write.NodeWriter`) if it does not stay the same op.
+        write: A function that writes the op's nodes (`emit.NodeWriter`) if it does not stay the same op.
         checks: By number of an integer input: (index, value). The op fails when it runs if the input has another value
             at that index of its first dimension.
         wishes: By number of an input that is a list: the state in which it should hold its elements.
