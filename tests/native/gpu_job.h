@@ -115,11 +115,12 @@ class GpuRank {
     exchange.on_device = on_device;
     if (which == differs_at && exchange.count > 1) --exchange.count;  // which other ranks find out
     start(exchange, [this, which, step, on_device](const std::string& error) {
-      Finish(error);
-      if (!error.empty()) return;
-      if (on_device) device.Wait(stream_, on_device->complete);
-      ++unread;
-      device.Put(stream_, [this, which, step] { Check(which, step); });
+      if (error.empty()) {
+        if (on_device) device.Wait(stream_, on_device->complete);
+        ++unread;
+        device.Put(stream_, [this, which, step] { Check(which, step); });
+      }
+      Finish(error);  // last: who sees that nothing is pending nor unread may begin the next step
     });
   }
 
