@@ -257,6 +257,9 @@ def fed_by_an_iterator(loop, width, has_end=True, rows=None):
     arrays = tuple(np.concatenate(parts) for parts in zip(*map(loop.batch, range(STEPS))))
     dataset = tf.data.Dataset.from_tensor_slices(arrays)
     dataset = dataset.batch(ROWS) if has_end else dataset.batch(ROWS, drop_remainder=True).repeat()
+    options = tf.data.Options()
+    options.autotune.enabled = False  # the thread that tunes may keep an iterator from being freed for a minute
+    dataset = dataset.with_options(options)
     batches = iter(loop.library.distribute_datasets_from_function(lambda _: dataset))
 
     def replica(x, y):

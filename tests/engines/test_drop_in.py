@@ -64,7 +64,7 @@ def check_loops(ranks, expected, gather):
 
 
 def test_loops_for_tf_distribute(tmp_path):
-    launch.run_ok(["enabled_loops.py", "tf_distribute", tmp_path / "out"], ranks=2, timeout_s=90,
+    launch.run_ok(["enabled_loops.py", "tf_distribute", tmp_path / "out"], ranks=2, timeout_s=180,
                   environment={"PORTS": ",".join(free_ports(2))}.items())
     ranks = [pickle.loads((tmp_path / f"out.{rank}").read_bytes()) for rank in range(2)]
     check_loops(ranks, EXPECTED, "CollectiveGatherV2")
