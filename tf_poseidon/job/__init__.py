@@ -1,1 +1,1 @@
-"""One process's part in a job: joining it, its communicator, what its ranks must agree on. No graph, no Keras."""
+"""One process's part in a job: joining it, its communicator, what its ranks must agree on."""

@@ -135,12 +135,12 @@ class PoseidonStrategy(tf.distribute.Strategy):
         pins = tuple((pins or {}).items())
         training = options.TrainingOptions(policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm,
                                            verify)
-        joining = options.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s,
-                                     heartbeat_timeout_s, staging_bytes)
-        runtime.check(joining, training)
+        job_options = options.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s,
+                                         startup_timeout_s, heartbeat_timeout_s, staging_bytes)
+        runtime.check(job_options, training)
         if training.plan or ranks_per_node is None:
-            joining = dataclasses.replace(joining, ranks_per_node=training.ranks_per_node)
-        communicator = runtime.start(joining)
+            job_options = dataclasses.replace(job_options, ranks_per_node=training.ranks_per_node)
+        communicator = runtime.start(job_options)
         keras_hook.install(alone=communicator is None)
         job = None if communicator is None else _job(communicator, training)
         super().__init__(Extended(self, job, training.global_batch_norm))
