@@ -49,8 +49,9 @@ void KeepForEver(std::unique_ptr<Protocol> protocol) {
 }
 
 // The time between two looks at the network. A look costs processor time that the model may need, a late look delays
-// the step. So pauses follow the flow: doubled when nothing came, halved when something did, which makes about two
-// looks per arrival at every rate. A submission starts over, for its answer may be as near as the network's latency.
+// the step. So pauses follow the flow: doubled when nothing came, halved when something did. In a steady flow there are
+// then as many looks that find nothing as arrivals, as long as these are further apart than the shortest pause, and no
+// further than the longest. A submission starts over, for its answer may be as near as the network's latency.
 class Pauses {
  public:
   // The pause after a look.
