@@ -10,6 +10,7 @@ Tests: tests/unit/test_errors.py, tests/faults/test_failures.py.
 from collections.abc import Iterator
 import re
 import socket
+import sys
 import threading
 import traceback
 import types
@@ -47,12 +48,9 @@ def printed(error: BaseException, trace: types.TracebackType | None) -> str:
     for each in _chain(error):
         if len(message := str(each)) > LONGEST:
             text = text.replace(message, shortened(message))
+    if sys.version_info < (3, 11):  # whose tracebacks have no notes
+        text += "".join(f"{note}\n" for note in getattr(error, "__notes__", []))
     return text
-
-
-def is_long(error: BaseException) -> bool:
-    """Whether an error, or one that it came of, has a message that is too long to be printed."""
-    return any(len(str(each)) > LONGEST for each in _chain(error))
 
 
 def explain(error: BaseException, sentence: str) -> None:

@@ -225,13 +225,11 @@ def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
             print("[rank 0] The job was interrupted.", file=sys.stderr)
         cause = cause or f"Rank {_communicator.rank} was interrupted."
     elif cause is None:
-        if previous_hook is sys.__excepthook__ and failures.is_long(error):
+        if previous_hook is sys.__excepthook__:
+            # At once: where ranks have an error alike, the first that has printed it ends the others.
             print(failures.printed(error, trace), end="", file=sys.stderr)
         else:
             previous_hook(kind, error, trace)
-            if sys.version_info < (3, 11):
-                for note in getattr(error, "__notes__", []):
-                    print(note, file=sys.stderr)
         cause = failures.cause(_communicator.rank, error)
     else:
         # This exception is only the echo of that failure; its own traceback would hide the cause.
