@@ -150,12 +150,14 @@ class GraphWriter:
         self._serial: set[str] = set()  # names of loops that run one round after the other
         self._is_asked_for = True  # whether exchanges are part of the step
 
-    def write(self, fetches: Iterable[str], kept: Iterable[str] = ()) -> tuple[list[node_def_pb2.NodeDef], list[str]]:
+    def write(self, fetches: Iterable[str], kept: Iterable[str] = (),
+              own: Collection[str] = ()) -> tuple[list[node_def_pb2.NodeDef], list[str]]:
         """Writes all nodes.
 
         Args:
             fetches: Names of the tensors that must be whole.
             kept: Names of nodes outside loops whose outputs must be available whole under their names.
+            own: Those of the fetches of which each rank fetches its own rows.
 
         Returns:
             (NodeDefs, the names of the fetches in the partitioned graph).
@@ -169,7 +171,7 @@ class GraphWriter:
         for node in self._propagated.ordered:
             if node.name not in self._markers and node.name not in before:
                 self._write_node(node)
-        fetched = [self.tensor(fetch, WHOLE) for fetch in fetches]
+        fetched = [self._own_rows(fetch) if fetch in own else self.tensor(fetch, WHOLE) for fetch in fetches]
         self._is_asked_for = False
         shown = {name: outputs for name in kept if (outputs := self._shown(name))}
         names = {node.name for node in self.nodes}
@@ -177,6 +179,26 @@ class GraphWriter:
         if shown:
             nodes = _renamed(nodes, shown, self._graph)
         return nodes, [_renamed_tensor(fetch, shown) for fetch in fetched]
+
+    def own_fetches(self, fetches: Iterable[str]) -> frozenset[str]:
+        """Returns those of some tensors of which each rank has rows, which all ranks, one after the other, have."""
+        return frozenset(fetch for fetch in fetches if self.native_state(fetch) == Rows(0) and not (
+            self._is_available(fetch)) and propagate_lib.dtype_of(
+                self._graph.node(fetch), graph_lib.output_of(fetch)) in propagate_lib.GATHERED)
+
+    def _own_rows(self, tensor: str) -> str:
+        """Returns the rows of a tensor that only this rank has: none, if it repeats a row of another."""
+        node = self._graph.node(tensor)
+        dtype = propagate_lib.dtype_of(node, graph_lib.output_of(tensor))
+        name = canonical(tensor)
+        value, prefix = self._native.get(name, name), f"{PREFIX}/{name.replace(':', '_output')}/own"
+        writer = self._writer(prefix, _HOST)
+        begin, all_rows, stride = (writer.constant(suffix, np.array([number], np.int64), value) for suffix, number in (
+            ("begin", 0), ("all", np.iinfo(np.int64).max), ("stride", 1)))
+        end = writer.add("end", "SelectV2", [self.part(self._places[node.name])[1], all_rows, begin], T=_INT64)
+        with writer.placed(self._device_of(value)):
+            return writer.add("", "StridedSlice", [value, begin, end, stride], T=dtype, Index=_INT64, begin_mask=0,
+                              end_mask=0, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
 
     def _shown(self, name: str) -> list[str] | None:
         """Returns the whole outputs of a node, None if they are available under its name, or not at all."""

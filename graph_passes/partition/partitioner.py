@@ -1,11 +1,13 @@
 """The pass: from the graph of a one-process step to the graph that each rank runs.
 
 Requires: a flat graph with one or more `PoseidonRows`. Ensures: if any number of ranks run the result on the same
-inputs, its fetches are those of one process, up to the order of additions.
+inputs, its fetches are those of one process, up to the order of additions; of some, if so wished, each rank has its
+own rows.
 
 Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_golden.py, tests/graphs/test_partition_fuzz.py.
 """
 
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -40,19 +42,21 @@ class PartitionedGraph:
         fetches: The names of the fetches in it.
         report: The `report.PartitionReport`.
         summands: Names of the nodes from which the resources of variables that hold summands come.
+        own: The numbers of the fetches of which each rank has its own rows; those of all ranks follow one another.
     """
 
     graph_def: graph_pb2.GraphDef
     fetches: tuple[str, ...]
     report: report_lib.PartitionReport
     summands: frozenset[str]
+    own: frozenset[int] = frozenset()
 
 
 @garbage.unsearched()
 def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes: graph_lib.AddShapes,
               paths: Mapping[str, str] | None = None, kept: Sequence[str] = (), rows: int | None = None,
               summands: Iterable[str] = (), candidates: Iterable[str] = (),
-              runs_whole: bool = False) -> PartitionedGraph:
+              runs_whole: bool = False, own: Collection[str] = ()) -> PartitionedGraph:
     """Returns the `PartitionedGraph`.
 
     Args:
@@ -69,6 +73,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
             held_summands.py.
         candidates: The same of variables that hold summands if the graph needs none of them whole.
         runs_whole: Whether the whole graph runs in each step, as a function's does; small sums then travel together.
+        own: Those of the fetches of which each rank's own rows suffice.
 
     Raises:
         PoseidonError: If the graph cannot be partitioned.
@@ -76,15 +81,17 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     graph_def = batches.together(graph_def, fetches, add_shapes)
     sizes = sizes_lib.Sizes(graph_def, add_shapes, rows)
     loops = row_loops.outcomes(sizes, (*fetches, *kept))
+    needed = [fetch for fetch in fetches if fetch not in own]
     summands, given = frozenset(summands) | held_summands.candidates(sizes.graph, candidates), frozenset(summands)
     while True:
-        propagated = dividing.propagate(sizes, summands, fetches, kept, loops)
+        propagated = dividing.propagate(sizes, summands, needed, kept, loops)
         whole = held_summands.made_whole(sizes.graph, propagated.states, propagated.outcomes, (*fetches, *kept)) - given
         if not whole:
             break
         summands -= whole
     writer = write_lib.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, paths or {}))
-    nodes, fetched = writer.write(fetches, kept)
+    own = writer.own_fetches(own)
+    nodes, fetched = writer.write(fetches, kept, own)
     for node in nodes:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]
@@ -95,7 +102,8 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     report = report_lib.PartitionReport(
         tuple(exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
         write_lib.num_by_rows(propagated), len(propagated.ordered))
-    return PartitionedGraph(graph_def, tuple(fetched), report, summands)
+    return PartitionedGraph(graph_def, tuple(fetched), report, summands,
+                            frozenset(i for i, fetch in enumerate(fetches) if fetch in own))
 
 
 def _whole(sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, name: str) -> report_lib.UndividedOp:

@@ -137,9 +137,10 @@ FAULTS = (
     Fault("the data of one rank end amid an execution of 8 steps", "`return` in a generator of `tf.data`",
           ("end_data_on_rank_1", "8"), "Rank 1 has 5 batches .*expected 8: its data ended; give all ranks as many",
           is_last=False),
-    Fault("the data of one rank end before those of the others, in evaluate", "`return` in a generator of `tf.data`",
-          ("end_data_of_evaluate_on_rank_1",), "Rank 1 has made 13 steps, expected 20: its data ended; give all ranks",
-          is_last=False),
+    *(Fault(f"the data of one rank end before those of the others, in {method}",
+            "`return` in a generator of `tf.data`", ("end_data_of_loop_on_rank_1", method),
+            "Rank 1 has made 13 steps, expected 20: its data ended; give all ranks", is_last=False)
+      for method in ("evaluate", "predict")),
     Fault("an exception in a layer of one rank", "`raise` while the step is traced", ("raise_while_tracing_on_rank_1",),
           "boom in a layer", is_last=False, within_s=20),
     Fault("an op fails on one rank", "an assertion in the graph", ("fail_in_graph_on_rank_1",), "boom in the graph",

@@ -126,11 +126,11 @@ def end_data_on_rank_1(steps_per_execution: str) -> None:
     _stop_data_on_rank_1(int(steps_per_execution), None)
 
 
-def end_data_of_evaluate_on_rank_1() -> None:
-    _stop_data_on_rank_1(1, None, evaluates=True)
+def end_data_of_loop_on_rank_1(method: str) -> None:
+    _stop_data_on_rank_1(1, None, method)
 
 
-def _stop_data_on_rank_1(steps_per_execution: int, error: Exception | None, evaluates: bool = False) -> None:
+def _stop_data_on_rank_1(steps_per_execution: int, error: Exception | None, method: str = "fit") -> None:
     strategy = poseidon.PoseidonStrategy()
     keras.utils.set_random_seed(1)
     with strategy.scope():
@@ -148,10 +148,8 @@ def _stop_data_on_rank_1(steps_per_execution: int, error: Exception | None, eval
 
     shapes = tf.TensorSpec(4), tf.TensorSpec(3)
     dataset = tf.data.Dataset.from_generator(rows, output_signature=shapes).batch(16)
-    if evaluates:
-        model.evaluate(dataset, steps=20, verbose=0)
-    else:
-        model.fit(dataset, verbose=0)
+    options = {} if method == "fit" else {"steps": 20}
+    getattr(model, method)(dataset, verbose=0, **options)
 
 
 def raise_while_tracing_on_rank_1() -> None:

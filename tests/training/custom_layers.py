@@ -182,6 +182,15 @@ class LossOfRows(keras.Model):
         return {"mse": self.mean.result(), "rate": self.optimizer.learning_rate}
 
 
+class SimilarRows(keras.Model):
+    """Predicts how similar the rows of a batch are, so that a row is as long as its batch; and two means."""
+
+    def predict_step(self, batch):
+        y = self(keras.utils.unpack_x_y_sample_weight(batch)[0])
+        return {"rows": y, "similar": tf.matmul(y, y, transpose_b=True),
+                "means": [tf.reduce_mean(y), tf.reduce_mean(y, 0)]}
+
+
 class UnusualPredictions(keras.Model):
     def predict_step(self, batch):
         y = self(keras.utils.unpack_x_y_sample_weight(batch)[0])

@@ -15,6 +15,7 @@ from custom_layers import OwnStep
 from custom_layers import PenaltyInLoss
 from custom_layers import Positives
 from custom_layers import ScaledStep
+from custom_layers import SimilarRows
 from custom_layers import TransposedDense
 from custom_layers import UnusualPredictions
 from custom_loops import LOOPS
@@ -274,6 +275,20 @@ def losses_with_additions(strategy):
     return results
 
 
+def predictions_as_long_as_a_batch(strategy):
+    """Rows whose sizes differ between steps, and numbers; and executions of several steps."""
+    with strategy.scope():
+        model = SimilarRows(*dense())
+        model.compile()
+        of_two_steps = keras.Model(*dense())
+        of_two_steps.compile(steps_per_execution=2)
+    x, _ = make_data(model)
+    predicted = model.predict(x, batch_size=BATCH, verbose=0)
+    return {"rows": predicted["rows"], "similar": predicted["similar"].to_tensor(),
+            **{f"mean{i}": value for i, value in enumerate(predicted["means"])},
+            "of_two_steps": of_two_steps.predict(x, batch_size=BATCH, verbose=0)}
+
+
 def unusual_predictions(strategy):
     """Two rows for each, texts, ragged rows; of batches with fewer rows than ranks too."""
     with strategy.scope():
@@ -491,7 +506,7 @@ WAYS = {way.__name__: way for way in (
     regularized, scaled_gradients_of_transposed_kernel, train_step_without_keras_loss,
     canonical_train_step, unusual_metrics, other_seeds, built_by_first_batch, generator, py_dataset,
     own_batches_of_each_rank, own_batches_in_executions_of_three_steps, own_batches_in_eager_steps, predictions,
-    predictions_of_two_outputs, on_batch, gan, metrics_with_weights, logs_of_batches,
+    predictions_as_long_as_a_batch, predictions_of_two_outputs, on_batch, gan, metrics_with_weights, logs_of_batches,
     metrics_that_are_read_later, metrics_shown_and_left, random_layers,
     pass_that_fails_on_one_rank, ragged_rows, float8, callbacks_that_decide, terminated_on_nan, saved_and_loaded,
     weights_of_rank_0, losses_with_additions, unusual_predictions)} | LOOPS | RECIPES

@@ -23,6 +23,14 @@ from tf_poseidon.job.host import kernel_settings
 _log = logging.getLogger("tf_poseidon")
 
 
+def check_steps(steps: np.ndarray) -> None:
+    """Raises JobError if ranks have made different numbers of steps, given those of each rank."""
+    if (steps != steps[0]).any():
+        fewest, most = int(np.argmin(steps)), int(np.argmax(steps))
+        raise JobError(f"Rank {fewest} has made {steps[fewest]} steps, expected {steps[most]}: its data ended; "
+                       f"give all ranks as many batches as rank {most} has.")
+
+
 class SingleRankComparison:
     """Compares the texts of a single rank."""
 

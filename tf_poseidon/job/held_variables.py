@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_poseidon.errors import GraphError
-from tf_poseidon.errors import JobError
+from tf_poseidon.job import agreement
 from tf_poseidon.job.communicator import Communicator
 
 
@@ -109,10 +109,7 @@ class Held:
         wait = self._communicator.submit("held/steps", mine)
         sums = self._sums(held)
         steps = wait()
-        if (steps != steps[0]).any():
-            fewest, most = int(np.argmin(steps)), int(np.argmax(steps))
-            raise JobError(f"Rank {fewest} has made {steps[fewest]} steps, expected {steps[most]}: its data ended; "
-                           f"give all ranks as many batches as rank {most} has.")
+        agreement.check_steps(steps)
         values = {id(variable): value for variable, value in zip(held, sums)}
         return [values[id(variable)] if id(variable) in values else _own(variable) for variable in variables]
 

@@ -15,6 +15,7 @@ from tf_poseidon.compat import table
 from tf_poseidon.keras_hook import batch_normalization
 from tf_poseidon.keras_hook import model_files
 from tf_poseidon.keras_hook import optimizers
+from tf_poseidon.keras_hook import predicting
 from tf_poseidon.keras_hook import resuming
 from tf_poseidon.keras_hook import state
 from tf_poseidon.keras_hook import trainer
@@ -50,6 +51,8 @@ HOOKS = tuple(hook for hook in (
          ("self", "step_function"), wrapper=trainer.make_function),
     Hook(_TRAINER, "TensorFlowTrainer.make_predict_function", "partition the steps of predict", ("self", "force"),
          wrapper=trainer.make_predict_function),
+    Hook(_TRAINER, "potentially_ragged_concat", "gather the rows that ranks have predicted, once", ("tensors",),
+         wrapper=predicting.concatenated),
     Hook(_TRAINER, "TFEpochIterator.__init__", "read global batches", ("self", "distribute_strategy"),
          wrapper=trainer.make_iterator, alone=resuming.make_iterator),
     Hook("keras.src.trainers.epoch_iterator", "EpochIterator._enumerate_iterator",

@@ -28,12 +28,14 @@ from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import descriptions
 from tf_poseidon.keras_hook import freeing
+from tf_poseidon.keras_hook import predicting
 from tf_poseidon.keras_hook import reading
 from tf_poseidon.keras_hook import resuming
 from tf_poseidon.keras_hook import unrolling
 from tf_poseidon.keras_hook.common import is_ours
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import stepping
+from tf_poseidon.one_process import tracing
 
 # By model: the number of calls of each method for one batch.
 _calls = weakref.WeakKeyDictionary()
@@ -191,7 +193,7 @@ def make_function(original: Callable[..., Any], model: keras.Model,
                   step_function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes Keras' train or test function run steps of one process."""
     trains = step_function == model.train_step
-    return _running(model.distribute_strategy, original(model, step_function), trains, model, step_function)
+    return _running(model, original(model, step_function), trains, step_function)
 
 
 def make_predict_function(original: Callable[..., Any], model: keras.Model, force: bool = False) -> None:
@@ -199,20 +201,44 @@ def make_predict_function(original: Callable[..., Any], model: keras.Model, forc
     before = model.predict_function
     original(model, force)
     if model.predict_function is not before:
-        model.predict_function = _running(model.distribute_strategy, model.predict_function)
+        model.predict_function = _predicting(model, model.predict_function)
 
 
-def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], trains: bool = False,
-             model: keras.Model | None = None, step: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Returns a function of Keras in which `strategy.run` runs steps of one process.
+def _predicting(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns Keras' predict function, in which `strategy.run` runs steps of one process."""
+    strategy = model.distribute_strategy
+    if not is_ours(strategy):
+        return function
+    steps = stepping.Steps(strategy.extended.job, strategy.extended.one_replica_in_scope)
+    # None if it runs eagerly.
+    keeping = predicting.PredictFunction(steps, function, strategy.extended.job.communicator) if isinstance(
+        function, tf.types.experimental.PolymorphicFunction) else None
+
+    @functools.wraps(function)
+    def running(batches: Any) -> Any:
+        is_read = reading.current(model, "predict") is None or tf.config.functions_run_eagerly()
+        try:
+            with steps.current(datasets.usual_rows(batches)):
+                return function(batches) if keeping is None or is_read else keeping(batches)
+        except Exception as error:
+            steps.explain(error)
+            raise
+
+    running.runs_steps = True
+    return running
+
+
+def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
+             step: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns Keras' train or test function, in which `strategy.run` runs steps of one process.
 
     Args:
-        strategy: The strategy.
-        function: A function that takes an iterator, or a list of batches.
+        model: The model.
+        function: Keras' function, which takes an iterator.
         trains: Whether its steps train.
-        model: The model; None if the function predicts.
-        step: What it does with each batch of an iterator; None if the function predicts.
+        step: What it does with each batch.
     """
+    strategy = model.distribute_strategy
     if not is_ours(strategy):
         return function
 
@@ -225,13 +251,13 @@ def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], tra
         try:
             with steps.current(datasets.usual_rows(batches)):
                 loop = reading.current(model, "train" if trains else "test")
-                if step is not None and isinstance(batches, tf.data.Iterator):
+                if isinstance(batches, tf.data.Iterator):
                     building.build(model, batches.element_spec, trains)
-                if step is None or _stays_in_keras(model, batches):
+                if _stays_in_keras(model, batches):
                     result = function(batches)
                 elif unrolling.applies(model):
-                    result = unrolling.execute(steps, step, strategy, batches, model.steps_per_execution,
-                                               loop is not None)
+                    needed = tracing.Results.WHOLE if loop is None else tracing.Results.READ_LATER
+                    result = unrolling.execute(steps, step, strategy, batches, model.steps_per_execution, needed)
                 elif loop is not None:
                     result = steps.run_next(step, batches, strategy)
                 else:

@@ -18,6 +18,7 @@ from tf_poseidon.errors import JobError
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import stepping
+from tf_poseidon.one_process import tracing
 
 
 def applies(model: keras.Model) -> bool:
@@ -26,7 +27,7 @@ def applies(model: keras.Model) -> bool:
 
 
 def execute(steps: stepping.Steps, step: Any, strategy: tf.distribute.Strategy, iterator: tf.data.Iterator,
-            number: int, reads_later: bool) -> Any:
+            number: int, needed: tracing.Results) -> Any:
     """Takes batches from an iterator, and runs a step for each; returns the results of the last step.
 
     Args:
@@ -35,7 +36,7 @@ def execute(steps: stepping.Steps, step: Any, strategy: tf.distribute.Strategy, 
         strategy: The `PoseidonStrategy`.
         iterator: The iterator.
         number: The number of batches. Fewer are taken when they end.
-        reads_later: Same as in `Steps.run_unrolled`, whose results these are.
+        needed: What the caller needs of the results.
 
     Raises:
         StopIteration: If there are none.
@@ -45,7 +46,7 @@ def execute(steps: stepping.Steps, step: Any, strategy: tf.distribute.Strategy, 
     specs = _joined(calls.without_missing(iterator.element_spec))
     specs = [spec for spec in tf.nest.flatten(specs, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
     with strategy.scope():
-        results = steps.run_unrolled(step, batches.take, number, specs, reads_later)
+        results = steps.run_unrolled(step, batches.take, number, specs, needed)
     # The end of the data is noticed by an execution without batches; an error that all ranks have, after these steps.
     if batches.error is not None and not (batches.taken and isinstance(batches.error, StopIteration)):
         raise batches.error

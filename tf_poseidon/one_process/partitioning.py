@@ -7,6 +7,7 @@ ranks.
 Tests: tests/graphs/test_partition_functions.py, tests/graphs/test_unroll.py, tests/training/test_distribution.py.
 """
 
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -95,6 +96,12 @@ class _Interface:
                             for step in range(steps) for dtype, shape, name in self.arguments),
             controls=tuple(unroll_lib.renamed(name, step) for step in range(steps) for name in self.controls))
 
+    def with_own_rows(self, own: Collection[int]) -> "_Interface":
+        """Returns the interface of a function some of whose outputs, given by number, are this rank's rows."""
+        return dataclasses.replace(self, outputs=tuple(
+            (dtype, tf.TensorShape([None]).concatenate(shape[1:]) if i in own else shape)
+            for i, (dtype, shape) in enumerate(self.outputs)))
+
     def of_step(self, traced: tf.types.experimental.ConcreteFunction, results: "LateResults",
                 graph_def: graph_pb2.GraphDef) -> "_Interface":
         """Returns the interface of a function without its results."""
@@ -130,11 +137,12 @@ class PartitionedFunction:
         agreement_text: The text that must be the same on all ranks before they run it.
         whole: The `planning.WholeOp`s.
         has_sites: Whether it synchronises anything.
+        own: Numbers of the outputs that are this rank's rows; those of all ranks, in rank order, are the whole output.
     """
 
     def __init__(self, traced: tf.types.experimental.ConcreteFunction, options: PartitionOptions, rows: int | None,
                  held: Sequence[tf.Variable] = (), trains: bool = True,
-                 candidates: Sequence[tf.Variable] | None = None) -> None:
+                 candidates: Sequence[tf.Variable] | None = None, keeps_rows: bool = False) -> None:
         """Partitions a function.
 
         Args:
@@ -145,6 +153,7 @@ class PartitionedFunction:
             trains: Whether ranks compare what it exchanges, and verify it if the job has a verifier.
             candidates: Variables that hold summands if the function needs none of them whole, except for its results:
                 what it returns from these variables alone is then computed by `results`. None if it returns all.
+            keeps_rows: Whether the rows of its outputs stay with their ranks, where each output is a tensor.
 
         Raises:
             PoseidonError: If it cannot be partitioned.
@@ -153,7 +162,11 @@ class PartitionedFunction:
         self._options = options
         self._rows = rows
         self._trains = trains
-        partitioned, self.results = _partitioned(traced, rows, held, candidates)
+        keeps_rows = keeps_rows and all(isinstance(leaf, tf.Tensor)
+                                        for leaf in tf.nest.flatten(traced.structured_outputs))
+        partitioned, self.results = _partitioned(traced, rows, held, candidates, keeps_rows)
+        self.own = partitioned.own
+        self._interface = self._interface.with_own_rows(self.own)
         if self.results is not None:
             self._interface = self._interface.of_step(traced, self.results, partitioned.graph_def)
         self.report = partitioned.report
@@ -367,13 +380,14 @@ class LateResults:
 
 
 def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | None, held: Sequence[tf.Variable],
-                 candidates: Sequence[tf.Variable] | None) -> tuple[partition_lib.PartitionedGraph, LateResults | None]:
+                 candidates: Sequence[tf.Variable] | None,
+                 keeps_rows: bool) -> tuple[partition_lib.PartitionedGraph, LateResults | None]:
     """Returns the `PartitionedGraph` of a ConcreteFunction, and its `LateResults` if they are not part of it.
 
     Args:
         traced: The function.
         rows: Usual number of rows of a batch, None if unknown.
-        held, candidates: Same as in `PartitionedFunction`.
+        held, candidates, keeps_rows: Same as in `PartitionedFunction`.
     """
     graph_def, outputs, variables = flat(traced)
     cut = None
@@ -390,7 +404,7 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
     paths = {name: sites.variable_path(variable) for name, variable in variables.items()}
     partitioned = partition_lib.partition(
         graph_def, outputs, grappler.add_shapes, paths, rows=rows, summands=_named(variables, held),
-        candidates=_named(variables, candidates or ()), runs_whole=True)
+        candidates=_named(variables, candidates or ()), runs_whole=True, own=outputs if keeps_rows else ())
     if cut is None:
         return partitioned, None
     now = [variable for name, variable in variables.items() if name in partitioned.summands

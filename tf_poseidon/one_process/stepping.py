@@ -45,6 +45,7 @@ class Steps:
         self._next = {}  # by function: its `_OnNext`
         self._plan = None  # of its last execution of several steps
         self._rows = None
+        self._own_rows: list[Any] | None = None  # in `keeping_rows`
         self._has_warned = False
 
     @contextlib.contextmanager
@@ -69,10 +70,27 @@ class Steps:
             with context.inside(), self._replica():
                 return function(*args, **kwargs)
         call = calls.Call(function, {}, args, kwargs)
-        return self._trace_of(function, call, reads_later=False)(call.tensors)
+        if self._own_rows is None:
+            return self._trace_of(function, call)(call.tensors)
+        trace = self._trace_of(function, call, tracing.Results.OWN_ROWS)
+        results = trace(call.tensors)
+        self._own_rows.append(trace.own_rows(results))
+        return results
+
+    @contextlib.contextmanager
+    def keeping_rows(self) -> Iterator[list[Any]]:
+        """A context in which `run` leaves the rows of results with the ranks that have computed them.
+
+        Its value is a list, to which `run` appends, in the structure of its results, whether each is this rank's rows.
+        """
+        before, self._own_rows = self._own_rows, []
+        try:
+            yield self._own_rows
+        finally:
+            self._own_rows = before
 
     def run_unrolled(self, function: Callable[..., Any], take: Callable[[int], list[Any]], number: int,
-                     specs: Sequence[tf.TypeSpec] = (), reads_later: bool = False) -> Any:
+                     specs: Sequence[tf.TypeSpec] = (), results: tracing.Results = tracing.Results.WHOLE) -> Any:
         """Runs a step on each of several global batches, outside graphs; several steps at a time if that is possible.
 
         Args:
@@ -80,8 +98,7 @@ class Steps:
             take: Returns that many more batches; fewer, if there are no more.
             number: How many batches to take, and how many there usually are.
             specs: Same as in `calls.Call`.
-            reads_later: Whether the caller may read results later, all ranks after the same step. Variables that are
-                synchronised when they are read may then hold summands until they are.
+            results: What the caller needs of the results.
 
         Returns:
             The results of the last step; None if there is no batch. A `Pending`, if it has to be read.
@@ -95,7 +112,7 @@ class Steps:
                 left += [calls.Call(function, {}, (batch,), {}, specs) for batch in take(wanted - len(left))]
             if not left:
                 break
-            traced = self._trace_of(function, left[0], reads_later)
+            traced = self._trace_of(function, left[0], results)
             steps = traced.unrolled_steps(number)
             is_whole = len(left) >= steps and all(call.key == left[0].key for call in left[:steps])
             now = left[:steps if is_whole else 1]
@@ -124,7 +141,7 @@ class Steps:
             tf.errors.OutOfRangeError: If there is no batch.
         """
         if function not in self._next:
-            self._next[function] = _OnNext(lambda call: self._trace_of(function, call, reads_later=True), function)
+            self._next[function] = _OnNext(lambda call: self._trace_of(function, call, tracing.Results.READ_LATER), function)
         concrete, traced = self._next[function].of(iterator, strategy)
         traced.before()
         returned, _ = concrete(iterator)
@@ -134,11 +151,12 @@ class Steps:
         """Says in an error that came while these steps ran which of them was partitioned."""
         tracing.explain(error, self._traces.values(), self._job.communicator)
 
-    def _trace_of(self, function: Callable[..., Any], call: calls.Call, reads_later: bool) -> tracing.Trace:
-        key = call.key, reads_later
+    def _trace_of(self, function: Callable[..., Any], call: calls.Call,
+                  results: tracing.Results = tracing.Results.WHOLE) -> tracing.Trace:
+        key = call.key, results
         if key not in self._traces:
             self._traces[key] = tracing.trace(context.as_step(function), call, self._job, self._replica, self._rows,
-                                              self._trains, self._accumulators, reads_later)
+                                              self._trains, self._accumulators, results)
         return self._traces[key]
 
     def _check_eager_code(self, name: str) -> None:

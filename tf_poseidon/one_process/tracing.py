@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import contextlib
+import enum
 import logging
 from typing import Any
 
@@ -35,6 +36,17 @@ Replica = Callable[[], contextlib.AbstractContextManager[Any]]  # returns the co
 
 _log = logging.getLogger("tf_poseidon")
 WHOLE = "Every rank computes the whole batch: correct, but no faster than one process."
+
+
+class Results(enum.Enum):
+    """What a function's caller needs of its results."""
+
+    WHOLE = "whole"
+    # The caller may read results later, all ranks after the same step. Variables that are synchronised when they are
+    # read may then hold summands until they are.
+    READ_LATER = "read later"
+    # Where a result consists of rows, a rank's own suffice.
+    OWN_ROWS = "own rows"
 
 
 class Trace:
@@ -72,6 +84,11 @@ class Trace:
         if self._verifier is not None and tf.executing_eagerly():
             return self._verifier.run(self._partitioned, tensors)
         return self._partitioned(tensors)
+
+    def own_rows(self, results: Any) -> Any:
+        """Returns, in the structure of the function's results, whether each of them is this rank's rows."""
+        own = self._partitioned.own if self._partitioned else ()
+        return tf.nest.pack_sequence_as(results, [i in own for i in range(len(tf.nest.flatten(results)))])
 
     def unrolled_steps(self, number: int) -> int:
         """Returns how many of a number of runs become one graph."""
@@ -140,7 +157,7 @@ def explain(error: Exception, traces: Iterable[Trace], communicator: Communicato
 @garbage.unsearched()
 def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Replica = contextlib.nullcontext,
           rows: int | None = None, trains: bool = True, accumulators: Callable[[], list[tf.Variable]] = list,
-          reads_later: bool = False) -> Trace:
+          results: Results = Results.WHOLE) -> Trace:
     """Traces a function for a call, and partitions it.
 
     Args:
@@ -152,7 +169,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Rep
         trains: Whether it may train: then ranks compare what it exchanges, and `strategy.plan` shows it.
         accumulators: Called after the function is traced, returns the `tf.Variable`s in which it accumulates
             gradients; these will hold summands.
-        reads_later: Same as in `Steps.run_unrolled`.
+        results: What the caller needs of its results.
 
     Returns:
         A `Trace`.
@@ -178,10 +195,10 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Rep
         options = partitioning.PartitionOptions(job.size, job.wire_dtype, job.strict, job.verifier)
         problem, partitioned = "", None
         try:
-            candidates = _read_later(variables) if reads_later and isinstance(
+            candidates = _read_later(variables) if results is Results.READ_LATER and isinstance(
                 function.structured_outputs, dict) else None
             partitioned = partitioning.PartitionedFunction(function, options, call.rows() if rows is None else rows,
-                                                           summands, trains, candidates)
+                                                           summands, trains, candidates, results is Results.OWN_ROWS)
         except Exception as error:  # whatever goes wrong, the unmodified function computes the same
             problem = f"{type(error).__name__}: {error}"
         text = ["it is not partitioned"] if partitioned is None else [

@@ -1,0 +1,136 @@
+"""predict, in whose steps ranks exchange nothing: each keeps the rows that it predicts, until those of all are gathered.
+
+Tests: tests/training/test_training.py, tests/faults/test_failures.py.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tf_poseidon import ops
+from tf_poseidon.errors import JobError
+from tf_poseidon.job import agreement
+from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.one_process import stepping
+
+
+@dataclasses.dataclass(frozen=True)
+class _Output:
+    """One output of a step.
+
+    Attributes:
+        tensor: Its value.
+        is_own: Whether that is this rank's rows.
+    """
+
+    tensor: Any
+    is_own: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """One output of the steps of an execution, in their order.
+
+    Attributes:
+        of_steps: The `_Output` of each.
+        communicator: This rank's communicator.
+    """
+
+    of_steps: tuple[_Output, ...]
+    communicator: Communicator
+
+
+class PredictFunction:
+    """Keras' predict function, whose outputs are `Outputs`."""
+
+    def __init__(self, steps: stepping.Steps, function: tf.types.experimental.PolymorphicFunction,
+                 communicator: Communicator) -> None:
+        """Makes a function.
+
+        Args:
+            steps: The `stepping.Steps`.
+            function: Keras' function, which takes a list of batches.
+            communicator: This rank's communicator.
+        """
+        self._steps = steps
+        self._of_batches = function.python_function
+        self._communicator = communicator
+        self._function = tf.function(self._traced, reduce_retracing=True, autograph=False)
+        self._own: list[Any] = []  # by number of a trace: in the structure of its outputs, whether each is own rows
+
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        """Returns `Outputs` in the structure of a step's outputs."""
+        steps = []
+        for batch in batches:
+            outputs, number = self._function([batch])
+            steps.append(keras.tree.map_structure(_Output, outputs, self._own[int(number)]))
+        return keras.tree.map_structure(lambda *of_steps: Outputs(of_steps, self._communicator), *steps)
+
+    def _traced(self, batches: Sequence[Any]) -> tuple[Any, tf.Tensor]:
+        with self._steps.keeping_rows() as own:
+            outputs = self._of_batches(batches)
+        self._own.append(own[0] if len(own) == 1 else keras.tree.map_structure(lambda _: False, outputs))
+        return outputs, tf.constant(len(self._own) - 1)
+
+
+def concatenated(original: Callable[..., Any], tensors: Sequence[Any]) -> Any:
+    """Returns an output of all steps, of which ranks gather the rows."""
+    if not isinstance(tensors[0], Outputs):
+        return original(tensors)
+    outputs = [output for each in tensors for output in each.of_steps]
+    own = [output.tensor for output in outputs if output.is_own]
+    if not own:
+        return original([output.tensor for output in outputs])
+    values, shapes = _gathered(own, tensors[0].communicator)
+    if len(own) == len(outputs) and len({shape[1:] for shape in shapes}) == 1:
+        return original([tf.reshape(values, (-1, *shapes[0][1:]))])
+    parts = np.split(values, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+    whole = iter([tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)])
+    return original([next(whole) if output.is_own else output.tensor for output in outputs])
+
+
+def _gathered(tensors: Sequence[tf.Tensor], communicator: Communicator) -> tuple[np.ndarray, list[tuple[int, ...]]]:
+    """Returns (the elements of tensors with the rows of all ranks, one tensor after the other, their shapes).
+
+    Args:
+        tensors: Of each step, this rank's rows, whose sizes may depend on the step.
+        communicator: This rank's communicator.
+
+    Raises:
+        JobError: If ranks have different numbers of tensors, or rows of different sizes in one of them.
+    """
+    agreement.check_steps(communicator.sum("predict/steps", _row(len(tensors), communicator))[:, 0])
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    of_row = [math.prod(shape[1:]) for shape in shapes]
+    elements = communicator.sum("predict/elements", _row(of_row, communicator))
+    if (elements != elements[0]).any():
+        rank, step = map(int, np.argwhere(elements != elements[0])[0])
+        raise JobError(
+            f"In step {step + 1} of predict a row has {elements[rank, step]} numbers on rank {rank}, expected "
+            f"{elements[0, step]} as on rank 0; return tensors whose shape does not depend on the values of a row.")
+    rows = communicator.sum("predict/rows", _row([shape[0] for shape in shapes], communicator))
+    own = np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors])
+    gathered = ops.all_gather(own, "rows/predict").numpy()
+    # By rank and step, where its elements begin in what was gathered, and where they belong.
+    sizes = rows * of_row
+    begins = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape)
+    places = (np.cumsum(sizes.T) - sizes.T.ravel()).reshape(sizes.T.shape).T
+    values = np.empty_like(gathered)
+    for rank, step in np.ndindex(sizes.shape):
+        begin, place, size = begins[rank, step], places[rank, step], sizes[rank, step]
+        values[place:place + size] = gathered[begin:begin + size]
+    return values, [(int(number), *shape[1:]) for number, shape in zip(rows.sum(0), shapes, strict=True)]
+
+
+def _row(values: npt.ArrayLike, communicator: Communicator) -> np.ndarray:
+    """Returns a matrix with a row of integers for each rank, of which that of this rank is set."""
+    matrix = np.zeros((communicator.size, np.size(values)), np.int64)
+    matrix[communicator.rank] = values
+    return matrix
