@@ -141,7 +141,8 @@ class Steps:
             tf.errors.OutOfRangeError: If there is no batch.
         """
         if function not in self._next:
-            self._next[function] = _OnNext(lambda call: self._trace_of(function, call, tracing.Results.READ_LATER), function)
+            self._next[function] = _OnNext(
+                lambda call: self._trace_of(function, call, tracing.Results.READ_LATER), function)
         concrete, traced = self._next[function].of(iterator, strategy)
         traced.before()
         returned, _ = concrete(iterator)
