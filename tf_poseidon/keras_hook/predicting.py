@@ -1,4 +1,4 @@
-"""predict, in whose steps ranks exchange nothing: each keeps the rows that it predicts, and all are gathered at the end.
+"""predict without exchanges in its steps: each rank keeps the rows that it predicts, and gathers all at the end.
 
 Tests: tests/training/test_training.py, tests/faults/test_failures.py.
 """
