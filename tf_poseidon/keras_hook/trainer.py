@@ -256,7 +256,7 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
                 if _stays_in_keras(model, batches):
                     result = function(batches)
                 elif unrolling.applies(model):
-                    needed = tracing.Results.WHOLE if loop is None else tracing.Results.READ_LATER
+                    needed = tracing.ResultForm.WHOLE if loop is None else tracing.ResultForm.READ_LATER
                     result = unrolling.execute(steps, step, strategy, batches, model.steps_per_execution, needed)
                 elif loop is not None:
                     result = steps.run_next(step, batches, strategy)

@@ -27,7 +27,7 @@ def applies(model: keras.Model) -> bool:
 
 
 def execute(steps: stepping.Steps, step: Any, strategy: tf.distribute.Strategy, iterator: tf.data.Iterator,
-            number: int, needed: tracing.Results) -> Any:
+            number: int, needed: tracing.ResultForm) -> Any:
     """Takes batches from an iterator, and runs a step for each; returns the results of the last step.
 
     Args:

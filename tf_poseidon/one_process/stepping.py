@@ -72,7 +72,7 @@ class Steps:
         call = calls.Call(function, {}, args, kwargs)
         if self._own_rows is None:
             return self._trace_of(function, call)(call.tensors)
-        trace = self._trace_of(function, call, tracing.Results.OWN_ROWS)
+        trace = self._trace_of(function, call, tracing.ResultForm.OWN_ROWS)
         results = trace(call.tensors)
         self._own_rows.append(trace.own_rows(results))
         return results
@@ -90,7 +90,7 @@ class Steps:
             self._own_rows = before
 
     def run_unrolled(self, function: Callable[..., Any], take: Callable[[int], list[Any]], number: int,
-                     specs: Sequence[tf.TypeSpec] = (), results: tracing.Results = tracing.Results.WHOLE) -> Any:
+                     specs: Sequence[tf.TypeSpec] = (), results: tracing.ResultForm = tracing.ResultForm.WHOLE) -> Any:
         """Runs a step on each of several global batches, outside graphs; several steps at a time if that is possible.
 
         Args:
@@ -142,7 +142,7 @@ class Steps:
         """
         if function not in self._next:
             self._next[function] = _OnNext(
-                lambda call: self._trace_of(function, call, tracing.Results.READ_LATER), function)
+                lambda call: self._trace_of(function, call, tracing.ResultForm.READ_LATER), function)
         concrete, traced = self._next[function].of(iterator, strategy)
         traced.before()
         returned, _ = concrete(iterator)
@@ -153,7 +153,7 @@ class Steps:
         tracing.explain(error, self._traces.values(), self._job.communicator)
 
     def _trace_of(self, function: Callable[..., Any], call: calls.Call,
-                  results: tracing.Results = tracing.Results.WHOLE) -> tracing.Trace:
+                  results: tracing.ResultForm = tracing.ResultForm.WHOLE) -> tracing.Trace:
         key = call.key, results
         if key not in self._traces:
             self._traces[key] = tracing.trace(context.as_step(function), call, self._job, self._replica, self._rows,

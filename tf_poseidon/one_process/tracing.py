@@ -38,7 +38,7 @@ _log = logging.getLogger("tf_poseidon")
 WHOLE = "Every rank computes the whole batch: correct, but no faster than one process."
 
 
-class Results(enum.Enum):
+class ResultForm(enum.Enum):
     """What a function's caller needs of its results."""
 
     WHOLE = "whole"
@@ -157,7 +157,7 @@ def explain(error: Exception, traces: Iterable[Trace], communicator: Communicato
 @garbage.unsearched()
 def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Replica = contextlib.nullcontext,
           rows: int | None = None, trains: bool = True, accumulators: Callable[[], list[tf.Variable]] = list,
-          results: Results = Results.WHOLE) -> Trace:
+          results: ResultForm = ResultForm.WHOLE) -> Trace:
     """Traces a function for a call, and partitions it.
 
     Args:
@@ -195,10 +195,10 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Rep
         options = partitioning.PartitionOptions(job.size, job.wire_dtype, job.strict, job.verifier)
         problem, partitioned = "", None
         try:
-            candidates = _read_later(variables) if results is Results.READ_LATER and isinstance(
+            candidates = _read_later(variables) if results is ResultForm.READ_LATER and isinstance(
                 function.structured_outputs, dict) else None
             partitioned = partitioning.PartitionedFunction(function, options, call.rows() if rows is None else rows,
-                                                           summands, trains, candidates, results is Results.OWN_ROWS)
+                                                           summands, trains, candidates, results is ResultForm.OWN_ROWS)
         except Exception as error:  # whatever goes wrong, the unmodified function computes the same
             problem = f"{type(error).__name__}: {error}"
         text = ["it is not partitioned"] if partitioned is None else [
