@@ -51,7 +51,7 @@ MPI_SOURCES = [f"{COMMUNICATOR}/mpi_transport.cc"]
 COMMUNICATOR_SOURCES = [path for path in relative(ROOT.glob(f"{COMMUNICATOR}/*.cc")) if path not in MPI_SOURCES]
 GPU_SOURCES = relative([*ROOT.glob("kernels/**/*.cu.cc"), *ROOT.glob("kernels/*_gpu.cc")])
 OP_SOURCES = COMMUNICATOR_SOURCES + [
-    path for path in relative([*ROOT.glob("kernels/*.cc"), *ROOT.glob("graph_passes/*.cc")])
+    path for path in relative([*ROOT.glob("kernels/*.cc"), *ROOT.glob("tf_poseidon/graph_passes/*.cc")])
     if path not in GPU_SOURCES
 ]
 

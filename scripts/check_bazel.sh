@@ -28,7 +28,6 @@ package=$folder/package/tf_poseidon
 rm -rf "$folder/package"
 mkdir "$folder/package"
 cp -r tf_poseidon "$package"
-cp -r graph_passes "$package"
 find "$package" -name '*.so' -delete
 cp "$folder"/bin/tf_poseidon/ops/*.so "$package/ops"
 cp "$folder"/bin/tf_poseidon/job/engines/*.so "$package/job/engines"

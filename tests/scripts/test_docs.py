@@ -173,7 +173,7 @@ _help = {}
 def texts_of_code():
     """Returns every text in the Python and C++ code, with … for what is put into it."""
     if not _texts:
-        for path in [*ROOT.glob("tf_poseidon/**/*.py"), *ROOT.glob("graph_passes/**/*.py")]:
+        for path in ROOT.glob("tf_poseidon/**/*.py"):
             nodes = list(ast.walk(ast.parse(path.read_text())))
             docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
             _texts.extend(text for node in nodes if id(node) not in docstrings and (text := text_of(node)))

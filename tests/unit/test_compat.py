@@ -27,8 +27,7 @@ except ModuleNotFoundError:  # before Python 3.11, for which pytest brings it
     import tomli as tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PACKAGE = {path: ast.parse(path.read_text()) for folder in ("tf_poseidon", "graph_passes")
-           for path in sorted((ROOT / folder).rglob("*.py"))}
+PACKAGE = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tf_poseidon").rglob("*.py"))}
 TABLES = (tf_compat.TABLE, keras_compat.TABLE)
 NAMES = (*tf_compat.TABLE.names, *keras_compat.TABLE.names, *keras_hook.HOOKS)
 # The files that may name private modules: the tables.

@@ -24,8 +24,8 @@ def has_code(path):
                for node in ast.parse(path.read_text()).body)
 
 
-MODULES = [path for folder in ("tf_poseidon", "graph_passes") for path in sorted((ROOT / folder).rglob("*.py"))
-           if has_code(path)] + sorted((ROOT / "kernels").rglob("*.cc"))
+MODULES = [path for path in sorted((ROOT / "tf_poseidon").rglob("*.py")) if has_code(path)] + sorted(
+    (ROOT / "kernels").rglob("*.cc"))
 
 
 def paragraphs(source, is_python):
