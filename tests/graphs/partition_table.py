@@ -12,11 +12,11 @@ import partitioning
 import tensorflow as tf
 
 from tf_poseidon import grappler
-from tf_poseidon.graph_passes.partition import dividing
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
-from tf_poseidon.graph_passes.partition import row_loops
-from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.propagate import dividing
+from tf_poseidon.graph_passes.partition.propagate import row_loops
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
 from tf_poseidon.job import communicator
 
 # The size of a dimension of rows, and an unknown size.

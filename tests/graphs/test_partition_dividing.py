@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tf_poseidon import ops
-from tf_poseidon.graph_passes.partition import dividing
+from tf_poseidon.graph_passes.partition.propagate import dividing
 
 v1 = tf.compat.v1
 # So wide that a row's products are worth gathering its results, with 2 WIDE operations for 8 bytes.

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_poseidon import grappler
 from tf_poseidon.graph_passes.graph import inference
 from tf_poseidon.graph_passes.partition import inline
-from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
 
 raw = tf.raw_ops
 

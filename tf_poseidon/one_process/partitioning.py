@@ -32,12 +32,12 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
-from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import results as results_lib
-from tf_poseidon.graph_passes.partition import row_inputs
-from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import unroll as unroll_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
+from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
+from tf_poseidon.graph_passes.partition.propagate import row_inputs
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
 from tf_poseidon.job.verify import Verifier
 from tf_poseidon.one_process import graph_texts
 from tf_poseidon.ops import sites

@@ -21,8 +21,8 @@ from tensorflow.core.framework import graph_pb2
 from tf_poseidon.base import rounding
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import JobError
-from tf_poseidon.graph_passes.partition import own_values as own_lib
-from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.graph_passes.partition.propagate import own_values as own_lib
+from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.ops import sites
 

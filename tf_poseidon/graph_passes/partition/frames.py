@@ -83,3 +83,16 @@ def needed(nodes: Mapping[str, node_def_pb2.NodeDef], names: Iterable[str], fram
         if frames.get(name, ROOT) != ROOT:
             queue += by_loop.pop(frames[name].name, ())
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a node runs, and which rows it depends on.
+
+    Attributes:
+        frame: The `Frame` of the node.
+        marker: Name of the PoseidonRows on which it depends, see `propagate/row_inputs.py`.
+    """
+
+    frame: Frame
+    marker: str | None

@@ -17,20 +17,22 @@ from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.graph import tensors
 from tf_poseidon.graph_passes.partition import batches
-from tf_poseidon.graph_passes.partition import dividing
-from tf_poseidon.graph_passes.partition import emit as write_lib
-from tf_poseidon.graph_passes.partition import held_summands
-from tf_poseidon.graph_passes.partition import naming
-from tf_poseidon.graph_passes.partition import packing
-from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
-from tf_poseidon.graph_passes.partition import row_loops
-from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import states
+from tf_poseidon.graph_passes.partition.emit import graph_writer
+from tf_poseidon.graph_passes.partition.emit import naming
+from tf_poseidon.graph_passes.partition.emit import packing
+from tf_poseidon.graph_passes.partition.emit import row_parts
+from tf_poseidon.graph_passes.partition.propagate import dividing
+from tf_poseidon.graph_passes.partition.propagate import held_summands
+from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
+from tf_poseidon.graph_passes.partition.propagate import row_loops
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
 
 # The PoseidonPart of nodes that depend on no rows.
-OF_NO_ROWS = write_lib.OF_NO_ROWS
+OF_NO_ROWS = row_parts.OF_NO_ROWS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +91,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
         if not whole:
             break
         summands -= whole
-    writer = write_lib.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, paths or {}))
+    writer = graph_writer.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, paths or {}))
     own = writer.own_fetches(own)
     nodes, fetched = writer.write(fetches, kept, own)
     for node in nodes:
@@ -101,7 +103,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
         graph_def, exchanges = packing.pack(graph_def, exchanges, fetched)
     report = report_lib.PartitionReport(
         tuple(exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
-        write_lib.num_by_rows(propagated), len(propagated.ordered))
+        graph_writer.num_by_rows(propagated), len(propagated.ordered))
     return PartitionedGraph(graph_def, tuple(fetched), report, summands,
                             frozenset(i for i, fetch in enumerate(fetches) if fetch in own))
 
@@ -109,9 +111,9 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
 def _whole(sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, name: str) -> report_lib.UndividedOp:
     """Returns the `report.UndividedOp` of a node that runs whole."""
     node = sizes.graph.nodes[name]
-    all_bytes = [sizes.bytes(tensor, propagate_lib.dtype_of(sizes.graph.node(tensor), graph_lib.output_of(tensor)))
+    all_bytes = [sizes.bytes(tensor, tensors.dtype_of(sizes.graph.node(tensor), graph_lib.output_of(tensor)))
                  for tensor in sizes.graph.inputs(node)
-                 if isinstance(propagated.states.get(propagate_lib.canonical(tensor)), states.Rows)]
+                 if isinstance(propagated.states.get(tensors.canonical(tensor)), states.Rows)]
     per_row = [each.per_row for each in all_bytes if each.per_row is not None]
     return report_lib.UndividedOp(name, node.op, report_lib.Bytes(
         per_row=sum(per_row) if len(per_row) == len(all_bytes) else None))

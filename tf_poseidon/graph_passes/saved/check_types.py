@@ -22,8 +22,8 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
-from tf_poseidon.graph_passes.partition import emit as write_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition import node_writer
 
 _FIELDS = {"string": "s", "int": "i", "float": "f", "bool": "b"}  # fields of AttrValue; others are named like the type
 _TYPES = frozenset(types_pb2.DataType.values())
@@ -48,7 +48,7 @@ def check_types(graph_def: graph_pb2.GraphDef, library: functions_lib.Library) -
     """
     outputs = {}
     for node in graph_def.node:
-        if node.name.partition("/")[0] == write_lib.PREFIX:
+        if node.name.partition("/")[0] == node_writer.PREFIX:
             raise GraphError(f"The graph has a node named '{node.name}' already, a name that is reserved for inserted "
                              "nodes; rename it.")
         op_def = library.op_def(node)

@@ -17,7 +17,7 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
-from tf_poseidon.graph_passes.partition import propagate
+from tf_poseidon.graph_passes.partition.propagate import propagation as propagate
 from tf_poseidon.graph_passes.partition.rules import sources
 
 ROWS, SAME = "rows", "same"

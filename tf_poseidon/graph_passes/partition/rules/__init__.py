@@ -8,6 +8,9 @@ To add a rule, add a line to the table of its family, and a case to `tests/graph
 Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_families.py.
 """
 
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Rule
 from tf_poseidon.graph_passes.partition.rules import blocks
 from tf_poseidon.graph_passes.partition.rules import contractions
 from tf_poseidon.graph_passes.partition.rules import control
@@ -21,9 +24,6 @@ from tf_poseidon.graph_passes.partition.rules import shapes
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.partition.rules import stores
 from tf_poseidon.graph_passes.partition.rules import windows
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.rules.case import Rule
 
 RULES: dict[str, Rule] = {
     **elementwise.RULES,

@@ -6,9 +6,9 @@ knows the states of all rounds, handles Merge and the ops that feed it.
 Tests: tests/graphs/test_partition.py.
 """
 
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.rules.case import Rule
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Rule
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 

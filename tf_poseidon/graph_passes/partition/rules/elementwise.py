@@ -3,22 +3,19 @@
 Tests: tests/graphs/test_partition.py.
 """
 
-import typing
 
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition import case as case_lib
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Rule
+from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
 from tf_poseidon.graph_passes.partition.rules import lists
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
-
-if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 # The types to which sums can be cast before they are complete: without rounding, and without overflow.
 # Without half: a sum beyond 65504 is infinite in one process, which decides whether a loss scale is lowered.
@@ -67,7 +64,7 @@ def total(case: Case) -> Outcome | None:
     return None
 
 
-def _write_total(writer: "NodeWriter") -> list[str]:
+def _write_total(writer: NodeWriter) -> list[str]:
     """Sums the summands over the ranks, and then adds the others."""
     parts = [t for t, state in zip(writer.inputs, writer.states) if state == SUM]
     whole = [t for t, state in zip(writer.inputs, writer.states) if state == WHOLE]

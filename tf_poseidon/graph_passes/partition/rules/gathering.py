@@ -5,10 +5,10 @@ Tests: tests/graphs/test_partition_families.py, tests/graphs/test_partition_tabl
 
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes.partition.rules import case as case_lib
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.rules.case import Rule
+from tf_poseidon.graph_passes.partition import case as case_lib
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Rule
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State

@@ -9,19 +9,16 @@ Tests: tests/graphs/test_partition_families.py.
 """
 
 from collections.abc import Mapping
-import typing
 
-from tf_poseidon.graph_passes.partition import sizes as sizes_lib
-from tf_poseidon.graph_passes.partition import tensor_lists as lists_lib
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.rules.case import Rule
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Rule
+from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
-
-if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 
 def _outcome(case: Case, takes: Mapping[int, State], gives: tuple[State, ...], shape: int,
@@ -104,7 +101,7 @@ def shape_of_elements(case: Case) -> Outcome | None:
     return Outcome((None,), (WHOLE,), write=None if is_whole else _write_shape)
 
 
-def _write_shape(writer: "NodeWriter") -> list[str]:
+def _write_shape(writer: NodeWriter) -> list[str]:
     state = writer.states[0]
     assert isinstance(state, Rows)
     return [writer.made_global(writer.same("here"), state.dimension, writer.node.attr["shape_type"].type)]

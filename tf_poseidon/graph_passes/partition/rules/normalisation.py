@@ -7,22 +7,19 @@ the mean would lose its digits if the mean is large.
 Tests: tests/graphs/test_partition_families.py.
 """
 
-import typing
 
 import numpy as np
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.rules.case import Rule
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Rule
+from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
-
-if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 _FLOAT = types_pb2.DT_FLOAT
 _INT64 = types_pb2.DT_INT64
@@ -73,7 +70,7 @@ def _num_channels(case: Case, i: int) -> tuple[int, int] | None:
 class _Arithmetic:
     """Writes the arithmetic of one op, in float32."""
 
-    def __init__(self, writer: "NodeWriter", rank: int, channels: int) -> None:
+    def __init__(self, writer: NodeWriter, rank: int, channels: int) -> None:
         self.writer = writer
         self.channels = channels
         self._axes = [d for d in range(rank) if d != _channels_of(writer.node, rank)]
@@ -123,7 +120,7 @@ class _Arithmetic:
             f"{name}/epsilon", epsilon, variance)))
 
 
-def _write_normalised(writer: "NodeWriter", shape: tuple[int, int], num_outputs: int) -> list[str]:
+def _write_normalised(writer: NodeWriter, shape: tuple[int, int], num_outputs: int) -> list[str]:
     rank, channels = shape
     do = _Arithmetic(writer, rank, channels)
     images, scale, offset, old_mean, old_variance = writer.inputs
@@ -155,7 +152,7 @@ def _averaged(do: _Arithmetic, name: str, old: str, new: str) -> str:
     return do.binary(name, "AddV2", kept, added)
 
 
-def _write_gradient(writer: "NodeWriter", shape: tuple[int, int], num_outputs: int) -> list[str]:
+def _write_gradient(writer: NodeWriter, shape: tuple[int, int], num_outputs: int) -> list[str]:
     """With the normalised x': scale * (dy - sum(dy) / n - x' * sum(dy * x') / n) / deviation."""
     rank, channels = shape
     do = _Arithmetic(writer, rank, channels)

@@ -3,22 +3,19 @@
 Tests: tests/graphs/test_partition_own.py.
 """
 
-import typing
 
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes.partition.rules import case as case_lib
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.rules.case import Rule
+from tf_poseidon.graph_passes.partition import case as case_lib
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Rule
+from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
-
-if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 
 def begun(case: Case) -> Outcome | None:
@@ -45,11 +42,11 @@ def ended(case: Case) -> Outcome | None:
     return case.all({0: OWN}, Rows(0) if by == b"rows" else SUM, write=_write_same)
 
 
-def _write_same(writer: "NodeWriter") -> list[str]:
+def _write_same(writer: NodeWriter) -> list[str]:
     return [writer.add("", "Identity", writer.inputs, T=writer.node.attr["T"].type)]
 
 
-def _write_mean(writer: "NodeWriter") -> list[str]:
+def _write_mean(writer: NodeWriter) -> list[str]:
     """sum(rows of the rank * value) / rows, in double precision, which preserves values that are equal on all ranks."""
     dtype, double = writer.node.attr["T"].type, types_pb2.DT_DOUBLE
     rows, mine = writer.numbers_of_rows(double)

@@ -6,21 +6,18 @@ Tests: tests/graphs/test_partition.py.
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
-import typing
 
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
-from tf_poseidon.graph_passes.partition.rules import case as case_lib
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.rules.case import Rule
+from tf_poseidon.graph_passes.partition import case as case_lib
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Rule
+from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
-
-if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 _REDUCES = {"Sum": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
 
@@ -64,7 +61,7 @@ def mean(case: Case) -> Outcome | None:
     return case.all({0: state}, SUM, write=_write_mean)
 
 
-def _write_mean(writer: "NodeWriter") -> list[str]:
+def _write_mean(writer: NodeWriter) -> list[str]:
     """sum(x) / (elements of x / elements of the sum), with the numbers of one process."""
     node = writer.node
     dtype = node.attr["T"].type
@@ -77,7 +74,7 @@ def _write_mean(writer: "NodeWriter") -> list[str]:
     return [writer.add("", "RealDiv", [total, count], T=dtype)]
 
 
-def _elements(writer: "NodeWriter", name: str, shape: str, beside: str) -> str:
+def _elements(writer: NodeWriter, name: str, shape: str, beside: str) -> str:
     axes = writer.constant(f"{name}/axes", [0], beside)
     count = writer.add(f"{name}/count", "Prod", [shape, axes], T=types_pb2.DT_INT64, Tidx=types_pb2.DT_INT64,
                        keep_dims=False)

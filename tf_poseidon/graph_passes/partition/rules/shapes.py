@@ -10,19 +10,17 @@ import typing
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition import case as case_lib
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Rule
+from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
 from tf_poseidon.graph_passes.partition.rules import blocks
-from tf_poseidon.graph_passes.partition.rules import case as case_lib
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.rules.case import Rule
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
-
-if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 
 def shape_of(case: Case) -> Outcome:
@@ -30,7 +28,7 @@ def shape_of(case: Case) -> Outcome:
     return Outcome(tuple(None for _ in case.inputs), (WHOLE,) * case.num_outputs, write=_write_shapes)
 
 
-def _write_shapes(writer: "NodeWriter") -> list[str]:
+def _write_shapes(writer: NodeWriter) -> list[str]:
     node = writer.node
     outputs = []
     for i in range(len(writer.inputs)):
@@ -425,7 +423,7 @@ def split_of_blocks(which: int, value: int) -> Rule:
     return rule
 
 
-def _write_split(writer: "NodeWriter") -> list[str]:
+def _write_split(writer: NodeWriter) -> list[str]:
     """SplitV(x, sizes, axis): the size of each part becomes that of this rank's rows."""
     x, sizes, axis = writer.inputs
     count, dtype = writer.node.attr["num_split"].i, writer.node.attr["Tlen"].type
@@ -447,7 +445,7 @@ def padded_blocks(case: Case) -> Outcome | None:
                     write=lambda writer: _write_padded(writer, state.dimension))
 
 
-def _write_padded(writer: "NodeWriter", dimension: int) -> list[str]:
+def _write_padded(writer: NodeWriter, dimension: int) -> list[str]:
     """The zeros on both sides become as many as belong to this rank's rows."""
     (x, paddings), dtype = writer.inputs, writer.node.attr["Tpaddings"].type
     flat, pairs = (writer.constant(name, np.array(shape, np.int32), paddings)

@@ -3,16 +3,13 @@
 Tests: tests/graphs/test_partition_families.py.
 """
 
-import typing
 
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.rules.case import Rule
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Rule
+from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import WHOLE
-
-if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 
 def inputs_with_rows(case: Case) -> Outcome:
@@ -32,7 +29,7 @@ def taken_from_one(case: Case) -> Outcome:
     return case.all({}, WHOLE, write=_write_taken)
 
 
-def _write_taken(writer: "NodeWriter") -> list[str]:
+def _write_taken(writer: NodeWriter) -> list[str]:
     return writer.of_one_rank(writer.same("here"))
 
 

@@ -23,16 +23,17 @@ import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.graph import tensors
+from tf_poseidon.graph_passes.graph.tensors import canonical
+from tf_poseidon.graph_passes.graph.tensors import tensor_of
 from tf_poseidon.graph_passes.partition import frames as frames_lib
-from tf_poseidon.graph_passes.partition import minimum_cut
-from tf_poseidon.graph_passes.partition import propagate as propagate_lib
-from tf_poseidon.graph_passes.partition import tensor_lists as lists_lib
-from tf_poseidon.graph_passes.partition.propagate import canonical
-from tf_poseidon.graph_passes.partition.propagate import Propagated
-from tf_poseidon.graph_passes.partition.propagate import tensor_of
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.propagate import minimum_cut
+from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
+from tf_poseidon.graph_passes.partition.propagate.propagation import Propagated
 from tf_poseidon.graph_passes.partition.rules import stores
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.sizes import Sizes
+from tf_poseidon.graph_passes.partition.sizes import tensor_lists as lists_lib
+from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import WHOLE
@@ -229,4 +230,4 @@ class _Network:
         return lists_lib.is_list(self._dtype(tensor))
 
     def _dtype(self, tensor: str) -> int:
-        return propagate_lib.dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor))
+        return tensors.dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor))

@@ -21,8 +21,8 @@ from tensorflow.core.framework import node_def_pb2
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM

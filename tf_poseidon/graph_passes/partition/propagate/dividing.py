@@ -18,15 +18,15 @@ import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
-from tf_poseidon.graph_passes.partition import cuts
-from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.graph_passes.graph import tensors
 from tf_poseidon.graph_passes.partition import rules
-from tf_poseidon.graph_passes.partition import sizes as sizes_lib
-from tf_poseidon.graph_passes.partition.propagate import Propagated
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import of_rows
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.sizes import Sizes
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import of_rows
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.propagate import cuts
+from tf_poseidon.graph_passes.partition.propagate.propagation import Propagated
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -67,7 +67,7 @@ def _candidates(sizes: Sizes, whole: Propagated) -> dict[str, Outcome]:
         inputs = sizes.graph.inputs(node)
         if node.op in rules.DIVIDING and whole.frames[node.name].within(home) and all(
                 _state(whole, tensor) == WHOLE for tensor in inputs):
-            outcome = _divided(sizes, node, list(map(propagate_lib.canonical, inputs)))
+            outcome = _divided(sizes, node, list(map(tensors.canonical, inputs)))
             if outcome:
                 found[node.name] = outcome
     return found
@@ -94,7 +94,7 @@ def _has_rows(sizes: Sizes, tensor: str, dimension: int) -> bool:
 
 
 def _state(found: Propagated, tensor: str) -> object:
-    return found.states.get(propagate_lib.canonical(tensor), WHOLE)
+    return found.states.get(tensors.canonical(tensor), WHOLE)
 
 
 class _Regions:
@@ -122,10 +122,10 @@ class _Regions:
     def that_do_not_pay(self, fetches: Iterable[str]) -> Iterator[str]:
         """Yields the names of the nodes that should not divide; `fetches` are the tensors that must be whole, too."""
         # Whole, or made whole on the way to other rows.
-        exchanged = {propagate_lib.canonical(tensor): node.name for node in self._found.ordered
+        exchanged = {tensors.canonical(tensor): node.name for node in self._found.ordered
                      for tensor, takes in zip(self._inputs[node.name], self._found.outcomes[node.name].takes)
                      if takes not in (None, HELD, _state(self._found, tensor))}
-        exchanged |= {tensor: graph_lib.node_of(tensor) for tensor in map(propagate_lib.canonical, fetches)}
+        exchanged |= {tensor: graph_lib.node_of(tensor) for tensor in map(tensors.canonical, fetches)}
         for tensor, reader in exchanged.items():
             state = _state(self._found, tensor)
             if state == WHOLE:
@@ -159,7 +159,7 @@ class _Regions:
             return sizes_lib.is_known(shape) and sizes_lib.product(shape).constant is not None
         likely = self._sizes.likely_shape(tensor)
         node = self._sizes.graph.node(tensor)
-        size = tf.as_dtype(propagate_lib.dtype_of(node, graph_lib.output_of(tensor))).size
+        size = tf.as_dtype(tensors.dtype_of(node, graph_lib.output_of(tensor))).size
         if likely is None or not size:
             return False
         operations = sum(self._operations(name) for name in region
@@ -176,9 +176,9 @@ class _Regions:
         if node.op not in rules.DIVIDING:
             return 0
         operands = [tensor for tensor in self._inputs[name]
-                    if propagate_lib.dtype_of(self._sizes.graph.node(tensor), graph_lib.output_of(tensor))
-                    == propagate_lib.dtype_of(node, 0)]
-        shapes = [self._sizes.likely_shape(propagate_lib.canonical(tensor)) for tensor in (*operands[:2], name)]
+                    if tensors.dtype_of(self._sizes.graph.node(tensor), graph_lib.output_of(tensor))
+                    == tensors.dtype_of(node, 0)]
+        shapes = [self._sizes.likely_shape(tensors.canonical(tensor)) for tensor in (*operands[:2], name)]
         known = [shape for shape in shapes if shape is not None]
         if len(known) < 3:
             return 0

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
-import typing
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,13 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes.partition import sizes as sizes_lib
-from tf_poseidon.graph_passes.partition.sizes import Sizes
+from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
-
-if typing.TYPE_CHECKING:  # it imports the rules
-    from tf_poseidon.graph_passes.partition.emit import NodeWriter
 
 _INEXACT = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE,
             types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128)
@@ -38,7 +35,7 @@ class Outcome:
         takes: The state in which it takes each input; None takes it in whichever state it has.
         gives: The state of each output.
         local: By number of an input that is a shape: the dimension whose size becomes that of this rank's rows.
-        write: A function that writes the op's nodes (`emit.NodeWriter`) if it does not stay the same op.
+        write: A function that writes the op's nodes (`NodeWriter`) if it does not stay the same op.
         checks: By number of an integer input: (index, value). The op fails when it runs if the input has another value
             at that index of its first dimension.
         wishes: By number of an input that is a list: the state in which it should hold its elements.

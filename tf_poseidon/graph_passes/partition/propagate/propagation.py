@@ -18,24 +18,23 @@ import dataclasses
 import itertools
 
 from tensorflow.core.framework import node_def_pb2
-from tensorflow.core.framework import op_def_pb2
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.graph import tensors
 from tf_poseidon.graph_passes.partition import frames as frames_lib
-from tf_poseidon.graph_passes.partition import held_summands as held_lib
-from tf_poseidon.graph_passes.partition import own_values as own_lib
-from tf_poseidon.graph_passes.partition import resource_stores as stores_lib
-from tf_poseidon.graph_passes.partition import row_inputs as markers_lib
 from tf_poseidon.graph_passes.partition import rules
-from tf_poseidon.graph_passes.partition import sizes as sizes_lib
-from tf_poseidon.graph_passes.partition import tensor_lists as lists_lib
+from tf_poseidon.graph_passes.partition.case import Case
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.propagate import held_summands as held_lib
+from tf_poseidon.graph_passes.partition.propagate import own_values as own_lib
+from tf_poseidon.graph_passes.partition.propagate import resource_stores as stores_lib
+from tf_poseidon.graph_passes.partition.propagate import row_inputs as markers_lib
 from tf_poseidon.graph_passes.partition.rules import blocks
-from tf_poseidon.graph_passes.partition.rules.case import Case
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.sizes import Sizes
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes import tensor_lists as lists_lib
+from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import OWN
@@ -106,13 +105,13 @@ class Propagation:
         self._graph = sizes.graph
         self._ordered = self._graph.ordered
         self._frames = frames_lib.find_frames(self._ordered)
-        self._outputs = {node.name: num_outputs(self._graph, node) for node in self._ordered}
+        self._outputs = {node.name: tensors.num_outputs(self._graph, node) for node in self._ordered}
         self._held = held_lib.outcomes(self._graph, self._ordered, frozenset(summands))
         # Such loops read no variable that holds summands.
         self._given_loops = {} if (row_loops or {}).keys() & self._held.keys() else dict(row_loops or {})
         # By node: (the last arguments of its rule, its result).
         self._ruled: dict[str, tuple[_Given, Outcome | None]] = {}
-        self._inputs = {node.name: tuple(map(canonical, self._graph.inputs(node))) for node in self._ordered}
+        self._inputs = {node.name: tuple(map(tensors.canonical, self._graph.inputs(node))) for node in self._ordered}
         # The outcome of a node that runs whole, as most nodes do.
         self._whole = {node.name: Outcome((WHOLE,) * len(self._inputs[node.name]),
                                           (WHOLE,) * self._outputs[node.name]) for node in self._ordered}
@@ -133,7 +132,7 @@ class Propagation:
         propagated = self._run()
         # A rank's own rows are contiguous. If blocks become own, as in a batch normalisation that is not synchronised,
         # they would be gathered where they are widest.
-        if any(node.op == own_lib.BEGINS and blocks.has_blocks(propagated.states.get(canonical(tensor)))
+        if any(node.op == own_lib.BEGINS and blocks.has_blocks(propagated.states.get(tensors.canonical(tensor)))
                for node in propagated.ordered for tensor in self._graph.inputs(node)):
             self._begin(whole, run_whole, False)
             return self._run()
@@ -211,7 +210,7 @@ class Propagation:
                 outcome = self._outcome(node, inputs)
             self._outcomes[node.name] = outcome
             for i, state in enumerate(outcome.gives):
-                self._states[tensor_of(node.name, i)] = state
+                self._states[tensors.tensor_of(node.name, i)] = state
         for node in concerned:
             again |= self._take_back(node)
         again |= self._find_stored(stored_before)
@@ -373,7 +372,7 @@ class Propagation:
         """Makes the node of a tensor run whole if the tensor cannot be gathered; returns whether that is new."""
         node = self._graph.node(tensor)
         # Gathering along another dimension than the first needs the rank.
-        can_be_gathered = dtype_of(node, graph_lib.output_of(tensor)) in GATHERED and (
+        can_be_gathered = tensors.dtype_of(node, graph_lib.output_of(tensor)) in GATHERED and (
             state == Rows(0) or self._sizes.shape(tensor) is not None)
         if can_be_gathered or node.op == sizes_lib.ROWS or node.name in self._kept_whole:
             return False
@@ -405,7 +404,7 @@ class Propagation:
         return self._stored != before
 
     def _is_list(self, tensor: str) -> bool:
-        return lists_lib.is_list(dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor)))
+        return lists_lib.is_list(tensors.dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor)))
 
 
 def _home(markers: Iterable[node_def_pb2.NodeDef], frames: Mapping[str, frames_lib.Frame]) -> frames_lib.Frame:
@@ -416,43 +415,3 @@ def _home(markers: Iterable[node_def_pb2.NodeDef], frames: Mapping[str, frames_l
             f"The inputs with rows are in {len(found)} loops{': ' if found else ''}{', '.join(found.values())}; "
             "expected all of them outside of loops, or in the same one.")
     return next(iter(found))
-
-
-def tensor_of(name: str, i: int) -> str:
-    """Returns the name of an output of a node."""
-    return f"{name}:{i}" if i else name
-
-
-def canonical(tensor: str) -> str:
-    """Returns the name of a tensor without ":0"."""
-    return tensor.removesuffix(":0")
-
-
-def num_outputs(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
-    """Returns the number of a node's outputs; for an unknown op, of those that are read."""
-    op = tf_compat.op_def(node.op)
-    if op is None:
-        return 1 + max((graph_lib.output_of(tensor) for reader in graph.consumers(node.name)
-                        for tensor in graph.inputs(reader) if graph_lib.node_of(tensor) == node.name), default=0)
-    return len(types_of_outputs(node, op))
-
-
-def types_of_outputs(node: node_def_pb2.NodeDef, op: op_def_pb2.OpDef | None = None) -> list[int]:
-    """Returns the `types_pb2.DataType` of each output of a node of a known op."""
-    op = op or tf_compat.op_def(node.op)
-    assert op is not None
-    types: list[int] = []
-    for argument in op.output_arg:
-        if argument.type_list_attr:
-            types += node.attr[argument.type_list_attr].list.type
-        else:
-            count = node.attr[argument.number_attr].i if argument.number_attr else 1
-            types += [argument.type or node.attr[argument.type_attr].type] * count
-    return types
-
-
-def dtype_of(node: node_def_pb2.NodeDef, output: int) -> int:
-    """Returns the `types_pb2.DataType` of an output of a node; DT_INVALID if its op is unknown."""
-    op = tf_compat.op_def(node.op)
-    types = types_of_outputs(node, op) if op else []
-    return types[output] if output < len(types) else types_pb2.DT_INVALID

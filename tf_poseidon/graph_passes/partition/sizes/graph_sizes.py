@@ -34,8 +34,8 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import inference
 from tf_poseidon.graph_passes.partition import report as report_lib
-from tf_poseidon.graph_passes.partition import resource_stores as stores_lib
-from tf_poseidon.graph_passes.partition import tensor_lists as lists_lib
+from tf_poseidon.graph_passes.partition.propagate import resource_stores as stores_lib
+from tf_poseidon.graph_passes.partition.sizes import tensor_lists as lists_lib
 
 ROWS = "PoseidonRows"
 # Pairs of a number of rows and a value for other unknown sizes of inputs with rows, such as lengths of sequences.

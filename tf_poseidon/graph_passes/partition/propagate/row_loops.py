@@ -25,14 +25,15 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.graph import tensors
 from tf_poseidon.graph_passes.partition import frames as frames_lib
-from tf_poseidon.graph_passes.partition import propagate as propagate_lib
-from tf_poseidon.graph_passes.partition import sizes as sizes_lib
-from tf_poseidon.graph_passes.partition import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
+from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.frames import Frame
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
-from tf_poseidon.graph_passes.partition.sizes import Sizes
+from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes import tensor_lists as lists_lib
+from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
@@ -166,7 +167,7 @@ class _LoopReader:
 
     def inputs(self, node: node_def_pb2.NodeDef) -> list[str]:
         """Returns the names of the tensors that a node reads, without ":0"."""
-        return list(map(propagate_lib.canonical, self.graph.inputs(node)))
+        return list(map(tensors.canonical, self.graph.inputs(node)))
 
     def origin(self, tensor: str) -> str:
         """Returns the name of the node from which a tensor comes unchanged, whichever output of it that is."""
@@ -359,13 +360,13 @@ class _Attempt:
              local: dict[int, int] | None = None) -> None:
         """Notes the roles of a node's outputs, and how it runs; `local` is that of an `Outcome`."""
         self.outcomes[node.name] = Outcome(takes, tuple(map(_state, roles)), local=local or {})
-        self._roles.update({propagate_lib.tensor_of(node.name, i): role for i, role in enumerate(roles)
+        self._roles.update({tensors.tensor_of(node.name, i): role for i, role in enumerate(roles)
                             if role != _SAME})
 
     def _has_own_outputs(self, node: node_def_pb2.NodeDef) -> bool:
         """Whether a node has outputs, other than lists, that differ between ranks."""
-        return any(propagate_lib.tensor_of(node.name, i) in self._roles and not lists_lib.is_list(dtype)
-                   for i, dtype in enumerate(propagate_lib.types_of_outputs(node)))
+        return any(tensors.tensor_of(node.name, i) in self._roles and not lists_lib.is_list(dtype)
+                   for i, dtype in enumerate(tensors.types_of_outputs(node)))
 
     def _note_list(self, node: node_def_pb2.NodeDef) -> None:
         """Makes a list outside of loops one of rows if a loop reads it, and if it has an element for each row."""
@@ -439,7 +440,7 @@ class _Attempt:
         if found is not None:
             return found
         _require(set(roles) <= set(_VALUES) and _is_harmless(node))  # also the Enter of an inner loop
-        return [_ROW if _ROW in roles else _SAME] * propagate_lib.num_outputs(self._graph, node)
+        return [_ROW if _ROW in roles else _SAME] * tensors.num_outputs(self._graph, node)
 
     def _merged(self, node: node_def_pb2.NodeDef, loop: _Loop | None, roles: Sequence[_Role],
                 is_inner: bool) -> list[_Role]:

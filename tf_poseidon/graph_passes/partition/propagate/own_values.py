@@ -11,7 +11,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE

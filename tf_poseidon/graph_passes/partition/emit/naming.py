@@ -15,10 +15,11 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
-from tf_poseidon.graph_passes.partition import own_values
-from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.graph_passes.graph import tensors
 from tf_poseidon.graph_passes.partition import variables as variables_lib
-from tf_poseidon.graph_passes.partition.sizes import Sizes
+from tf_poseidon.graph_passes.partition.propagate import own_values
+from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
+from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 _READS = ("ReadVariableOp",)
@@ -99,7 +100,7 @@ def _behind(graph: graph_lib.Graph, sizes: Sizes, nodes: Iterable[node_def_pb2.N
     shapes = {sizes.shape(tensor) for tensor in values} - {None}
     queue, seen = list(values), set()
     while queue:
-        tensor = propagate_lib.canonical(queue.pop())
+        tensor = tensors.canonical(queue.pop())
         node = graph.node(tensor)
         if tensor in seen:
             continue
@@ -113,12 +114,12 @@ def _behind(graph: graph_lib.Graph, sizes: Sizes, nodes: Iterable[node_def_pb2.N
             inputs = graph.inputs(node)
             queue += [inputs[graph_lib.output_of(tensor)]] if node.op == "IdentityN" else inputs
             if node.op == "UnsortedSegmentSum":  # the gradient of an embedding
-                seen.add(propagate_lib.canonical(inputs[0]))
+                seen.add(tensors.canonical(inputs[0]))
     return seen
 
 
 def _values(graph: graph_lib.Graph, update: node_def_pb2.NodeDef) -> list[str]:
     """Returns the inputs of an update that are not variables."""
-    return [tensor for tensor in graph.inputs(update)[1:] if propagate_lib.dtype_of(
+    return [tensor for tensor in graph.inputs(update)[1:] if tensors.dtype_of(
         graph.node(tensor), graph_lib.output_of(tensor)) != types_pb2.DT_RESOURCE
             and graph.node(tensor).op not in _REFERENCES]

@@ -15,9 +15,9 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
-from tf_poseidon.graph_passes.partition import sizes as sizes_lib
-from tf_poseidon.graph_passes.partition.resource_stores import Stores
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.propagate.resource_stores import Stores
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import State

@@ -1,0 +1,1 @@
+"""Writes the partitioned graph: ops, conversions between states, exchanges and their names."""

@@ -1,0 +1,186 @@
+"""Conversions of tensors from the state in which they are computed to those that ops take.
+
+Ensures: nodes that convert a tensor are below "poseidon/" and the tensor's name, in the tensor's own loop.
+
+| from | to | by |
+|---|---|---|
+| whole | rows | a slice |
+| whole | partial | the value on rank 0, zeros elsewhere |
+| partial | held | the summand, zeros on ranks without rows |
+| partial | whole | `PoseidonSync`, whose site is then planned; other reductions by gathering |
+| rows | whole | `PoseidonAllGather`; blocks of rows lie beside each other meanwhile |
+
+Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_golden.py.
+"""
+
+
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.graph import tensors
+from tf_poseidon.graph_passes.graph.tensors import canonical
+from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition.case import is_inexact
+from tf_poseidon.graph_passes.partition.emit.graph_exchanges import GraphExchanges
+from tf_poseidon.graph_passes.partition.emit.row_parts import RowParts
+from tf_poseidon.graph_passes.partition.emit.written_graph import joined
+from tf_poseidon.graph_passes.partition.emit.written_graph import split
+from tf_poseidon.graph_passes.partition.emit.written_graph import WrittenGraph
+from tf_poseidon.graph_passes.partition.node_writer import PREFIX
+from tf_poseidon.graph_passes.partition.propagate import own_values as own_lib
+from tf_poseidon.graph_passes.partition.rules import elementwise
+from tf_poseidon.graph_passes.partition.states import HELD
+from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
+from tf_poseidon.graph_passes.partition.states import OWN
+from tf_poseidon.graph_passes.partition.states import Partial
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import State
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+# Ops with little arithmetic per element: faster to repeat than to gather.
+_LITTLE = frozenset((
+    *elementwise.UNARY, *elementwise.BINARY, "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg", "Identity", "StopGradient",
+    "Cast", "Select", "SelectV2", "ZerosLike", "OnesLike", "Reshape", "ExpandDims", "Squeeze", "Transpose", "Pack",
+    "Unpack", "ConcatV2", "Split", "SplitV", "Slice", "StridedSlice", "BroadcastTo", "Tile", "Pad", "OneHot",
+    "GatherV2", "ReverseV2", "Switch"))
+
+
+class Conversions:
+    """The tensors of one graph in other states than that in which they are computed."""
+
+    def __init__(self, written: WrittenGraph, parts: RowParts, exchanges: GraphExchanges) -> None:
+        """Makes none yet.
+
+        Args:
+            written: The graph in which they are written.
+            parts: Which rows ranks have in it.
+            exchanges: What ranks exchange in it.
+        """
+        self._written = written
+        self._sizes = written.sizes
+        self._graph = written.graph
+        self._parts = parts
+        self._exchanges = exchanges
+        self._converted: dict[tuple[str, State] | tuple[str, State, str | None], str] = {}  # by (tensor, state)
+        self._available: dict[str, bool] = {}  # by tensor: whether it is available whole without an exchange
+        # Tensors that some op needs whole: gathered anyway, or available.
+        self._asked_for = {canonical(tensor) for name, outcome in written.propagated.outcomes.items()
+                           for tensor, takes in zip(self._graph.inputs(self._graph.nodes[name]), outcome.takes)
+                           if takes == WHOLE and isinstance(written.native_state(tensor), Rows)}
+        self._copies: dict[str, str] = {}  # by node: the node that computes it again, whole
+
+    def set_whole(self, tensor: str, name: str) -> None:
+        """Notes the name of a tensor's whole value."""
+        self._converted[tensor, WHOLE] = name
+
+    def tensor(self, tensor: str, state: State | None, marker: str | None = None) -> str:
+        """Returns the name of a tensor in a state.
+
+        Args:
+            tensor: Its name in the one-process graph.
+            state: The state; None for that in which it is computed.
+            marker: The `Place.marker` of its reader, which decides about the rows of a whole tensor.
+        """
+        name = canonical(tensor)
+        native = self._written.native_state(name)
+        if state is None or state == native:
+            return self._written.native.get(name, name)
+        key = (name, state) if state in (WHOLE, HELD) else (name, state, marker)
+        if key not in self._converted:
+            self._converted[key] = self._convert(name, native, state, marker)
+        return self._converted[key]
+
+    def _convert(self, name: str, native: State, state: State, marker: str | None) -> str:
+        if native == OWN:
+            raise own_lib.refusal(name)
+        node = self._graph.node(name)
+        dtype = tensors.dtype_of(node, graph_lib.output_of(name))
+        place = self._written.places[node.name]
+        prefix = f"{PREFIX}/{name.replace(':', '_output')}"
+        value = self._written.native.get(name, name)
+        if state == HELD and native == SUM:
+            return self._selected(value, self._parts.part(place)[1], dtype, f"{prefix}/held")
+        if state != WHOLE:
+            whole = value if native == WHOLE else self.tensor(name, WHOLE)
+            if state == HELD:  # from exactly one rank, whichever rows it is added to
+                return self._selected(whole, self._parts.part(place)[2], dtype, f"{prefix}/held")
+            if len(self._written.markers) > 1:
+                prefix = f"{prefix}/for/{marker}"
+            return self._from_whole(whole, name, state, dtype, prefix, frames_lib.Place(place.frame, marker))
+        if isinstance(native, Rows):
+            if self.is_available(name):
+                return self._again(name)
+            return self._exchanges.gathered(value, native, dtype, prefix, place, name)
+        assert isinstance(native, Partial)
+        return self._exchanges.reduced(value, native, dtype, prefix, place, name)
+
+    def is_available(self, tensor: str) -> bool:
+        """Whether a tensor is available whole without an exchange: by a little arithmetic on what every rank has."""
+        stack = [canonical(tensor)]
+        while stack:
+            name = stack[-1]
+            node = self._graph.node(name)
+            if name not in self._available:
+                if (name, WHOLE) in self._converted or self._written.native_state(name) == WHOLE:
+                    self._available[name] = True
+                elif node.op not in _LITTLE or not isinstance(self._written.native_state(name), Rows):
+                    self._available[name] = False
+            if name in self._available:
+                stack.pop()
+                continue
+            inputs = [t for t in map(canonical, self._graph.inputs(node)) if t not in self._asked_for]
+            missing = [t for t in inputs if t not in self._available]
+            if missing:
+                stack += missing
+                continue
+            self._available[name] = all(self._available[t] for t in inputs)
+        return self._available[canonical(tensor)]
+
+    def _again(self, tensor: str) -> str:
+        """Computes a tensor a second time, whole."""
+        stack = [canonical(tensor)]
+        while stack:
+            node = self._graph.node(stack[-1])
+            inputs = self._graph.inputs(node)
+            missing = [canonical(t) for t in inputs if self._written.native_state(t) != WHOLE
+                       and (canonical(t), WHOLE) not in self._converted and self.is_available(t)]
+            if missing:
+                stack += missing
+                continue
+            name = stack.pop()
+            copy = self._copies.get(node.name)
+            if copy is None:
+                copy = self._copies[node.name] = f"{PREFIX}/{node.name}/again"
+                whole = [self.tensor(t, WHOLE) for t in inputs]  # some of them are gathered
+                self._written.nodes.append(type(node)())
+                self._written.nodes[-1].CopyFrom(node)
+                self._written.nodes[-1].name = copy
+                self._written.nodes[-1].input[:] = [*whole, *graph_lib.control_inputs(node)]
+            self._converted[name, WHOLE] = tensors.tensor_of(copy, graph_lib.output_of(name))
+        return self._converted[canonical(tensor), WHOLE]
+
+    def _from_whole(self, value: str, name: str, state: State, dtype: int, prefix: str, place: frames_lib.Place) -> str:
+        if isinstance(state, Rows):
+            prefix = f"{prefix}/rows{state.dimension}" + (f"_of_{state.blocks}" if state.blocks > 1 else "")
+            rows = self._rows_of_blocks(value, state, dtype, prefix, place)
+            if not is_inexact(dtype) or not self._written.elements_of_row(name, state.dimension):
+                return rows
+            return self._written.declared(rows, name, state.dimension, f"{prefix}/mine", self._written.device_of(value))
+        assert isinstance(state, Partial)
+        if state.reduce in IDEMPOTENT:
+            return value
+        return self._selected(value, self._parts.part(place)[2], dtype, f"{prefix}/summand")
+
+    def _selected(self, value: str, condition: str, dtype: int, prefix: str) -> str:
+        """Returns a tensor if a condition holds on this rank, else zeros."""
+        writer = self._written.writer(prefix, self._written.device_of(value))
+        zeros = writer.add("zeros", "ZerosLike", [value], T=dtype)
+        return writer.add("", "SelectV2", [condition, value, zeros], T=dtype)
+
+    def _rows_of_blocks(self, value: str, state: Rows, dtype: int, prefix: str, place: frames_lib.Place) -> str:
+        """Slices this rank's rows of each block."""
+        if state.blocks == 1:
+            return self._parts.rows_of(value, state.dimension, dtype, prefix, place)
+        writer = self._written.writer(prefix, self._written.device_of(value))
+        parts = [self._parts.rows_of(block, state.dimension, dtype, f"{prefix}/block{i}", place)
+                 for i, block in enumerate(split(writer, value, state, dtype))]
+        return joined(writer, "", parts, state.dimension, dtype)

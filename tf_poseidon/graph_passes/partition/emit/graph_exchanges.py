@@ -1,0 +1,212 @@
+"""What ranks exchange in a partitioned graph: the ops, their sites, and when they happen.
+
+Ensures: sites are unique; a loop in which ranks exchange something runs its rounds one after the other, since exchanges
+are matched by name and count.
+
+Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_golden.py.
+"""
+
+import collections
+from collections.abc import Mapping
+import functools
+import math
+import typing
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import types_pb2
+
+from tf_poseidon import planning
+from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.graph import devices
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.graph import provenance
+from tf_poseidon.graph_passes.graph import tensors
+from tf_poseidon.graph_passes.graph.tensors import canonical
+from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition import report as report_lib
+from tf_poseidon.graph_passes.partition.emit.row_parts import RowParts
+from tf_poseidon.graph_passes.partition.emit.written_graph import joined
+from tf_poseidon.graph_passes.partition.emit.written_graph import split
+from tf_poseidon.graph_passes.partition.emit.written_graph import transposed
+from tf_poseidon.graph_passes.partition.emit.written_graph import WrittenGraph
+from tf_poseidon.graph_passes.partition.node_writer import HOST
+from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
+from tf_poseidon.graph_passes.partition.states import HELD
+from tf_poseidon.graph_passes.partition.states import Partial
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+_GPU = "/device:GPU:0"
+# The prefix that calls of tf.functions give to names, which carries no information.
+_CALL = "StatefulPartitionedCall/"
+# The types that PoseidonSync adds up.
+_SUMMED = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT32,
+           types_pb2.DT_INT64)
+_REDUCE_OPS = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "all": "All", "any": "Any"}
+
+
+class _Written(typing.NamedTuple):
+    """What the nodes of an exchange have in common.
+
+    Attributes:
+        attributes: Attributes of the op that exchanges: its site, which is unique among all kinds, and when it happens.
+        provenance: The `Provenance` of all nodes of the exchange.
+    """
+
+    attributes: dict[str, str]
+    provenance: provenance.Provenance
+
+
+class GraphExchanges:
+    """The exchanges of one partitioned graph.
+
+    Attributes:
+        exchanges: The `report.ExchangedTensor`s so far.
+        serial: Names of the loops that run one round after the other.
+        is_in_step: Whether exchanges are part of the step; those for outputs that someone may read are not.
+    """
+
+    def __init__(self, written: WrittenGraph, parts: RowParts, trained: Mapping[str, str],
+                 kept: Mapping[str, str]) -> None:
+        """Makes none yet.
+
+        Args:
+            written: The graph in which they are written.
+            parts: Which rows ranks have in it.
+            trained, kept: The results of `naming.variables_of`.
+        """
+        self.exchanges: list[report_lib.ExchangedTensor] = []
+        self.serial: set[str] = set()
+        self.is_in_step = True
+        self._written = written
+        self._sizes = written.sizes
+        self._graph = written.graph
+        self._propagated = written.propagated
+        self._parts = parts
+        self._trained = trained
+        self._kept = kept
+        self._sites: collections.Counter[str] = collections.Counter()
+
+    def gathered(self, value: str, state: Rows, dtype: int, prefix: str, place: frames_lib.Place, name: str) -> str:
+        """Gathers the rows of all ranks."""
+        if dtype not in propagate_lib.GATHERED:
+            raise GraphError(f"The rows of '{name}' have a type that cannot be gathered, "
+                             f"{types_pb2.DataType.Name(dtype)}; it must be computed from whole inputs.")
+        exchange = self._exchange("rows", name, self._written.constant_shape(name), dtype, place.frame)
+        device = self._where_exchanged("PoseidonAllGather", value, dtype)
+        writer = self._written.writer(f"{prefix}/whole", device, exchange.provenance)
+        dimension, shape = state.dimension, self._sizes.shape(name)
+        if state.blocks > 1:  # in one exchange: blocks become a dimension behind that of the rows
+            value = writer.add("beside", "Pack", split(writer, value, state, dtype), T=dtype, N=state.blocks,
+                               axis=dimension + 1)
+        order: list[int] = []
+        if dimension:
+            assert shape is not None  # otherwise it is kept whole
+            rank = len(shape) + (state.blocks > 1)
+            order = [dimension, *(d for d in range(rank) if d != dimension)]
+            value = transposed(writer, "first", value, order, dtype)
+        is_last = not dimension and state.blocks == 1
+        whole = writer.add("" if is_last else "rows", "PoseidonAllGather", [value, self._parts.part(place)[1]], T=dtype,
+                           **exchange.attributes)
+        if dimension:
+            whole = transposed(writer, "" if state.blocks == 1 else "back", whole, list(np.argsort(order)), dtype)
+        if state.blocks > 1:
+            parts = writer.add("parts", "Unpack", [whole], T=dtype, num=state.blocks, axis=dimension + 1)
+            whole = joined(writer, "", [tensors.tensor_of(parts, i) for i in range(state.blocks)], dimension, dtype)
+        return whole
+
+    def reduced(self, value: str, state: Partial, dtype: int, prefix: str, place: frames_lib.Place, name: str,
+                shape: graph_lib.Shape | None = None) -> str:
+        """Sums the summands of all ranks, or reduces them otherwise."""
+        is_held, state = state == HELD, SUM if state == HELD else state
+        is_given = shape is not None
+        shape = shape if is_given else self._written.constant_shape(name)
+        is_summed = state == SUM and dtype in _SUMMED and self.is_in_step
+        exchange = self._exchange(state.reduce, name, shape, dtype, place.frame, is_gathered=not is_summed)
+        device = self._where_exchanged("PoseidonSync", value, dtype) if is_summed else HOST
+        writer = self._written.writer(f"{prefix}/whole", device, exchange.provenance)
+        contributes = writer.constant("contributes", np.array(True), value) if is_held else self._parts.part(place)[1]
+        if shape is not None and None not in shape and (is_given or shape != self._sizes.static(name)):
+            # The planner needs this shape, which TensorFlow cannot infer.
+            value = writer.add("summand", "EnsureShape", [value], T=dtype, shape=shape)
+        if is_summed:
+            return writer.add("", "PoseidonSync", [value, contributes], T=dtype, shape=shape, **exchange.attributes)
+        axis = writer.constant("axis", np.array(0, np.int32), value)
+        one = writer.add("one", "ExpandDims", [value, axis], T=dtype, Tdim=types_pb2.DT_INT32)
+        rows = writer.add("rows", "PoseidonAllGather", [one, contributes], T=dtype, **exchange.attributes)
+        op = _REDUCE_OPS[state.reduce]
+        types = {} if op in ("All", "Any") else {"T": dtype}
+        return writer.add("", op, [rows, axis], Tidx=types_pb2.DT_INT32, keep_dims=False, **types)
+
+    def taken_from_one(self, value: str, dtype: int, prefix: str, frame: frames_lib.Frame, name: str) -> str:
+        """Gives every rank the value of rank 0."""
+        exchange = self._exchange("value", name, self._written.constant_shape(name), dtype, frame)
+        device = self._where_exchanged("PoseidonBroadcast", value, dtype)
+        writer = self._written.writer(prefix, device, exchange.provenance)
+        return writer.add("", "PoseidonBroadcast", [value], T=dtype, root=0, **exchange.attributes)
+
+    def _exchange(self, kind: str, name: str, shape: graph_lib.Shape | None, dtype: int, frame: frames_lib.Frame,
+                  is_gathered: bool = True) -> _Written:
+        """Notes an exchange, and names its site; returns a `_Written`."""
+        self.serialise(frame)
+        scheme = planning.BROADCAST if kind == "value" else planning.GATHER if is_gathered else ""
+        if not self.is_in_step:
+            site = f"fetched/{kind}/{name}"  # unique, since each tensor is made whole once
+            return _Written({"site": site}, provenance.Provenance(kind, site, scheme, is_fetched=True))
+        shown = self._trained.get(name, self._kept.get(name, name.removeprefix(_CALL)))
+        site = f"{kind}/{shown}" if is_gathered else shown
+        self._sites[site] += 1
+        if self._sites[site] > 1:
+            site = f"{site}#{self._sites[site] - 1}"
+        if graph_lib.node_of(name) in self._graph.nodes:
+            num_bytes = self._sizes.bytes(name, dtype)
+        else:  # a tensor that was made for an op, with a given shape
+            assert graph_lib.is_known(shape)
+            num_bytes = report_lib.Bytes(fixed=math.prod(shape) * tf.as_dtype(dtype).size)
+        variable = "" if is_gathered else self._trained.get(name, "")
+        is_waited_for = self._is_waited_for_by_rows(name)
+        self.exchanges.append(report_lib.ExchangedTensor(site, kind, name, shape, dtype, num_bytes, frame.name,
+                                                         variable, is_waited_for))
+        meanwhile = "repeats" if frame.outer is not None else "waits" if is_waited_for else "computes"
+        return _Written({"site": site, graph_lib.MEANWHILE: meanwhile}, provenance.Provenance(kind, site, scheme))
+
+    def _is_waited_for_by_rows(self, name: str) -> bool:
+        """Whether rows or summands are computed from the one-process value of a tensor."""
+        return any(canonical(tensor) == name and outcome.takes[i] == WHOLE and self._leads_to_rows(reader, i)
+                   for reader in self._graph.consumers(graph_lib.node_of(name))
+                   for outcome in [self._propagated.outcomes[reader.name]]
+                   for i, tensor in enumerate(self._graph.inputs(reader)))
+
+    @functools.cached_property
+    def _before_rows(self) -> set[str]:
+        """The tensors that are rows or summands, or from which such are computed."""
+        queue = [tensors.tensor_of(name, i) for name, outcome in self._propagated.outcomes.items()
+                 for i, state in enumerate(outcome.gives) if state != WHOLE]
+        before = set(queue)
+        while queue:
+            tensor = queue.pop()
+            inputs = self._graph.inputs(self._graph.node(tensor))
+            if self._graph.node(tensor).op == "IdentityN":
+                inputs = [inputs[graph_lib.output_of(tensor)]]
+            found = set(map(canonical, inputs)) - before
+            before |= found
+            queue += found
+        return before
+
+    def _leads_to_rows(self, node: node_def_pb2.NodeDef, i: int) -> bool:
+        """Whether rows or summands are computed from the outputs that depend on an input of a node."""
+        outputs = [i] if node.op == "IdentityN" else range(len(self._propagated.outcomes[node.name].gives))
+        return any(tensors.tensor_of(node.name, output) in self._before_rows for output in outputs)
+
+    def serialise(self, frame: frames_lib.Frame) -> None:
+        while frame.outer is not None:
+            self.serial.add(frame.name)
+            frame = frame.outer
+
+    def _where_exchanged(self, op: str, tensor: str, dtype: int) -> str:
+        """Returns the device of a tensor if an op can exchange it there, else the host."""
+        device = self._written.device_of(tensor)  # empty if TensorFlow is to choose
+        return device if devices.has_kernel(op, device or _GPU, T=dtype) else HOST

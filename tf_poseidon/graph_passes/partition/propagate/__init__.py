@@ -1,0 +1,1 @@
+"""Finds the state of each tensor of a flat graph."""
