@@ -16,7 +16,7 @@ from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition.propagate import dividing
 from tf_poseidon.graph_passes.partition.propagate import row_loops
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 from tf_poseidon.job import communicator
 
 # The size of a dimension of rows, and an unknown size.
@@ -121,7 +121,7 @@ class Batch:
         self._config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4)
         self._config.graph_options.rewrite_options.disable_meta_optimizer = True
         self.flat = inline.inline(self.graph.as_graph_def(), sum(self.fetches, []))
-        self.sizes = sizes_lib.Sizes(self.flat, grappler.add_shapes)
+        self.sizes = graph_sizes.Sizes(self.flat, grappler.add_shapes)
 
     def _build(self):
         placeholders = {}
@@ -152,7 +152,7 @@ class Batch:
         with mock.patch.object(dividing, "_OPERATIONS_PER_BYTE", 0):  # graphs are small
             propagated = dividing.propagate(
                 self.sizes, row_loops=row_loops.outcomes(self.sizes, sum(self.fetches, [])))
-        with (mock.patch.object(sizes_lib, "Sizes", lambda *_: self.sizes),
+        with (mock.patch.object(graph_sizes, "Sizes", lambda *_: self.sizes),
               mock.patch.object(dividing, "propagate", lambda *_: propagated)):
             partitioned = partition_lib.partition(self.flat, sum(self.fetches, []), None)
         fetches = iter(partitioned.fetches)

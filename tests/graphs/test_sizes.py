@@ -10,7 +10,8 @@ import tensorflow as tf
 from tf_poseidon import grappler
 from tf_poseidon.graph_passes.graph import inference
 from tf_poseidon.graph_passes.partition import inline
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes
+from tf_poseidon.graph_passes.partition.sizes import row_markers
 
 raw = tf.raw_ops
 
@@ -47,7 +48,7 @@ def test_sizes(build, shape):
     with tf.Graph().as_default() as graph:
         x, = partitioning.rows(tf.compat.v1.placeholder(tf.int32, [None, 4], name="x"))
         name = build(x).name
-    sizes = sizes_lib.Sizes(inline.inline(graph.as_graph_def(), [name]), grappler.add_shapes)
+    sizes = graph_sizes.Sizes(inline.inline(graph.as_graph_def(), [name]), grappler.add_shapes)
     found = sizes.shape(name)
     assert shape == (None if found is None else [
         None if size is None else "rows" if size.per_row == 1 else size.constant for size in found])
@@ -59,7 +60,7 @@ _CASES_OF_A_GRAPH = 100
 @pytest.mark.parametrize("first", range(0, len(partition_cases.CASES), _CASES_OF_A_GRAPH))
 def test_what_is_inferred_again_is_as_in_the_whole_graph(first):
     graph = partition_table.Batch(partition_cases.CASES[first:first + _CASES_OF_A_GRAPH]).sizes.graph
-    with_rows = sizes_lib._with_rows(sizes_lib._with_placeholders(graph), graph, 5, 3)
+    with_rows = row_markers.with_rows(row_markers.with_placeholders(graph), graph, 5, 3)
     inferring = inference.Inference(graph, grappler.add_shapes)
     found = inferring(with_rows)
     assert {name: list(found[name]) for name in found} == {
@@ -75,8 +76,8 @@ def test_sizes_that_are_computed_from_the_number_are_inferred_again(build, numbe
     with tf.Graph().as_default() as graph:
         x, = partitioning.rows(tf.compat.v1.placeholder(tf.float32, [None, 4], name="x"))
         name = build(x).op.name
-    graph = sizes_lib.Sizes(inline.inline(graph.as_graph_def(), [name]), grappler.add_shapes).graph
-    with_rows = sizes_lib._with_rows(sizes_lib._with_placeholders(graph), graph, 5, None)
+    graph = graph_sizes.Sizes(inline.inline(graph.as_graph_def(), [name]), grappler.add_shapes).graph
+    with_rows = row_markers.with_rows(row_markers.with_placeholders(graph), graph, 5, None)
     assert list(inference.Inference(graph, grappler.add_shapes)(with_rows)[name][0]) == number
 
 
@@ -92,5 +93,5 @@ def test_what_cannot_change_is_not_inferred_again():
         numbers.append(len(graph_def.node))
         return grappler.add_shapes(graph_def, alone)
 
-    sizes_lib.Sizes(inline.inline(graph.as_graph_def(), [name]), add_shapes)
+    graph_sizes.Sizes(inline.inline(graph.as_graph_def(), [name]), add_shapes)
     assert len(numbers) > 3 and max(numbers[1:]) < numbers[0] / 2

@@ -16,7 +16,7 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
@@ -76,11 +76,11 @@ class Case:
         """Returns an attribute as a protocol buffer, empty if the node has none of that name."""
         return self.node.attr[name] if name in self.node.attr else attr_value_pb2.AttrValue()
 
-    def shape(self, i: int) -> sizes_lib.Shape | None:
+    def shape(self, i: int) -> row_size.Shape | None:
         """Returns what is known about an input's one-process shape, see `Sizes.shape`."""
         return self._sizes.shape(self.inputs[i])
 
-    def sizes(self, i: int) -> sizes_lib.Shape:
+    def sizes(self, i: int) -> row_size.Shape:
         """Returns the shape of an input whose rank is known."""
         shape = self.shape(i)
         assert shape is not None
@@ -97,11 +97,11 @@ class Case:
         """The names of the outputs."""
         return [f"{self.node.name}:{i}" if i else self.node.name for i in range(self.num_outputs)]
 
-    def shape_of(self, tensor: str) -> sizes_lib.Shape | None:
+    def shape_of(self, tensor: str) -> row_size.Shape | None:
         """Returns what is known about the one-process shape of an input or output, given its name."""
         return self._sizes.shape(tensor)
 
-    def out_shape(self, i: int = 0) -> sizes_lib.Shape | None:
+    def out_shape(self, i: int = 0) -> row_size.Shape | None:
         """Returns what is known about an output's one-process shape."""
         return self._sizes.shape(f"{self.node.name}:{i}" if i else self.node.name)
 
@@ -122,7 +122,7 @@ class Case:
         """Returns the same for the tried numbers of rows alone, see `Sizes.likely_element`."""
         return self._sizes.likely_element(self.inputs[i], index)
 
-    def size_at(self, i: int, *index: int) -> sizes_lib.Size | None:
+    def size_at(self, i: int, *index: int) -> row_size.Size | None:
         """Returns an integer in an input, see `Sizes.size_at`."""
         return self._sizes.size_at(self.inputs[i], *index)
 
@@ -176,9 +176,9 @@ class Case:
         """Returns the numbers of the inputs that have rows."""
         return [i for i, state in enumerate(self.states) if isinstance(state, Rows)]
 
-    def elements(self, shape: sizes_lib.Shape | None) -> float:
+    def elements(self, shape: row_size.Shape | None) -> float:
         """Returns the number of elements of a shape with a large number of rows; infinity if unknown."""
-        if not sizes_lib.is_known(shape):
+        if not row_size.is_known(shape):
             return math.inf
         return math.prod(size.values[0] for size in shape)
 
@@ -192,11 +192,11 @@ def is_inexact(dtype: int) -> bool:
     return dtype in _INEXACT
 
 
-def same_size(a: sizes_lib.Size | None, b: sizes_lib.Size | None) -> bool:
+def same_size(a: row_size.Size | None, b: row_size.Size | None) -> bool:
     """Whether two sizes are known and equal."""
     return a is not None and a == b
 
 
-def of_rows(size: sizes_lib.Size | None) -> bool:
+def of_rows(size: row_size.Size | None) -> bool:
     """Whether a size is known to be a multiple of the number of rows."""
     return size is not None and size.of_rows

@@ -30,13 +30,11 @@ _INT64 = types_pb2.DT_INT64
 
 
 class Emitter(typing.Protocol):
-    """What writes the partitioned graph, `emit.graph_writer.GraphWriter`, as rules need it.
+    """What writes the partitioned graph, `emit.graph_writer.GraphWriter`, as rules need it."""
 
-    Attributes:
-        nodes: Its NodeDefs so far.
-    """
-
-    nodes: list[node_def_pb2.NodeDef]
+    @property
+    def nodes(self) -> list[node_def_pb2.NodeDef]:
+        """The NodeDefs so far."""
 
     def dtype_of(self, tensor: str) -> int:
         """Returns the `types_pb2.DataType` of a tensor of the one-process graph."""

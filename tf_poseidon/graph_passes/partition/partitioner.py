@@ -29,7 +29,7 @@ from tf_poseidon.graph_passes.partition.propagate import dividing
 from tf_poseidon.graph_passes.partition.propagate import held_summands
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.propagate import row_loops
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 
 # The PoseidonPart of nodes that depend on no rows.
 OF_NO_ROWS = row_parts.OF_NO_ROWS
@@ -81,7 +81,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
         PoseidonError: If the graph cannot be partitioned.
     """
     graph_def = batches.together(graph_def, fetches, add_shapes)
-    sizes = sizes_lib.Sizes(graph_def, add_shapes, rows)
+    sizes = graph_sizes.Sizes(graph_def, add_shapes, rows)
     loops = row_loops.outcomes(sizes, (*fetches, *kept))
     needed = [fetch for fetch in fetches if fetch not in own]
     summands, given = frozenset(summands) | held_summands.candidates(sizes.graph, candidates), frozenset(summands)
@@ -108,7 +108,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
                             frozenset(i for i, fetch in enumerate(fetches) if fetch in own))
 
 
-def _whole(sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, name: str) -> report_lib.UndividedOp:
+def _whole(sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated, name: str) -> report_lib.UndividedOp:
     """Returns the `report.UndividedOp` of a node that runs whole."""
     node = sizes.graph.nodes[name]
     all_bytes = [sizes.bytes(tensor, tensors.dtype_of(sizes.graph.node(tensor), graph_lib.output_of(tensor)))

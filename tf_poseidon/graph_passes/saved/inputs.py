@@ -17,7 +17,8 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
-from tf_poseidon.graph_passes.partition.propagate import propagation as propagate
+from tf_poseidon.graph_passes.graph import tensors
+from tf_poseidon.graph_passes.partition.propagate import propagation
 from tf_poseidon.graph_passes.partition.rules import sources
 
 ROWS, SAME = "rows", "same"
@@ -75,12 +76,12 @@ def of_main(graph_def: graph_pb2.GraphDef) -> list[Input]:
             found.append(of_placeholder(node, node.name, is_fed_alone=True))
         elif node.op in sources.READERS:
             shapes = node.attr["output_shapes"].list.shape
-            for i, dtype in enumerate(propagate.types_of_outputs(node)):
-                if dtype not in propagate.GATHERED:
+            for i, dtype in enumerate(tensors.types_of_outputs(node)):
+                if dtype not in propagation.GATHERED:
                     raise GraphError(
                         f"Node '{node.name}', a {node.op}, returns {types_pb2.DataType.Name(dtype)[3:].lower()}s, "
                         "which rank 0 cannot send to the other ranks; let it return numbers, or feed the step.")
-                name = propagate.tensor_of(node.name, i)
+                name = tensors.tensor_of(node.name, i)
                 found.append(Input(name, name, dtype, _shape(shapes[i]) if i < len(shapes) else None,
                                    is_fed_alone=True, is_read=True))
     return found
@@ -186,8 +187,8 @@ def _with_markers(graph_def: graph_pb2.GraphDef, markers: Mapping[str, Sequence[
         graph_lib.set_names(attributes["names"], [each.name for each in inputs])
         added += writer.nodes
         for i, each in enumerate(inputs):
-            marked[each.tensor] = propagate.tensor_of(marker, i)
-            marked[_aliases(each.tensor)[2]] = propagate.tensor_of(marker, i)
+            marked[each.tensor] = tensors.tensor_of(marker, i)
+            marked[_aliases(each.tensor)[2]] = tensors.tensor_of(marker, i)
             node = nodes[graph_lib.node_of(each.tensor)]
             if node.op in _PLACEHOLDERS and each.shape is not None:  # of any number of rows
                 node.attr["shape"].shape.dim[each.dimension].size = -1

@@ -27,8 +27,8 @@ from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
 from tf_poseidon.graph_passes.partition.node_writer import PREFIX
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.rules import sources
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
-from tf_poseidon.graph_passes.partition.sizes.graph_sizes import ROWS
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes
+from tf_poseidon.graph_passes.partition.sizes.row_markers import ROWS
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -42,7 +42,7 @@ _BESIDE = b"loc:@"
 class GraphWriter:
     """Writes one partitioned graph."""
 
-    def __init__(self, sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, trained: Mapping[str, str],
+    def __init__(self, sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated, trained: Mapping[str, str],
                  kept: Mapping[str, str]) -> None:
         """Makes a writer; `trained` and `kept` are the results of `naming.variables_of`."""
         self._graph = sizes.graph

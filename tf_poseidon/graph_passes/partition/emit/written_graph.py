@@ -15,8 +15,9 @@ from tf_poseidon.graph_passes.graph import tensors
 from tf_poseidon.graph_passes.graph.tensors import canonical
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
-from tf_poseidon.graph_passes.partition.sizes.graph_sizes import ROWS
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes
+from tf_poseidon.graph_passes.partition.sizes import row_markers
+from tf_poseidon.graph_passes.partition.sizes.row_markers import ROWS
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
@@ -37,7 +38,7 @@ class WrittenGraph:
         markers: The nodes that mark the inputs with rows, by name.
     """
 
-    def __init__(self, sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated) -> None:
+    def __init__(self, sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated) -> None:
         self.nodes: list[node_def_pb2.NodeDef] = []
         self.sizes = sizes
         self.graph = sizes.graph
@@ -45,7 +46,7 @@ class WrittenGraph:
         self.native: dict[str, str] = {}
         self.places = {node.name: frames_lib.Place(propagated.frames[node.name], propagated.markers[node.name])
                        for node in propagated.ordered}
-        self.markers = {node.name: node for node in sizes_lib.rows_nodes(self.graph.graph_def)}
+        self.markers = {node.name: node for node in row_markers.find(self.graph.graph_def)}
 
     def elements_of_row(self, tensor: str, dimension: int) -> int | None:
         """Returns how many elements of a dimension belong to one row, None if unknown."""

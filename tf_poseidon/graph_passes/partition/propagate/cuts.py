@@ -28,11 +28,11 @@ from tf_poseidon.graph_passes.graph.tensors import canonical
 from tf_poseidon.graph_passes.graph.tensors import tensor_of
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.containers import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.propagate import minimum_cut
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.propagate.propagation import Propagated
 from tf_poseidon.graph_passes.partition.rules import stores
-from tf_poseidon.graph_passes.partition.sizes import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows

@@ -25,7 +25,8 @@ from tf_poseidon.graph_passes.partition.case import of_rows
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.propagate import cuts
 from tf_poseidon.graph_passes.partition.propagate.propagation import Propagated
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes import row_markers
+from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import OWN
@@ -59,7 +60,7 @@ def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str]
 def _candidates(sizes: Sizes, whole: Propagated) -> dict[str, Outcome]:
     """Returns how nodes run that may divide whole inputs, by name."""
     found: dict[str, Outcome] = {}
-    markers = sizes_lib.rows_nodes(sizes.graph.graph_def)
+    markers = row_markers.find(sizes.graph.graph_def)
     if len(markers) > 1:  # whole tensors do not say whose number of rows is theirs
         return found
     home = whole.frames[markers[0].name]
@@ -117,7 +118,7 @@ class _Regions:
         self._found = found
         self._dividing = dividing
         self._inputs = {node.name: sizes.graph.inputs(node) for node in found.ordered}
-        self._home = found.frames[sizes_lib.rows_nodes(sizes.graph.graph_def)[0].name]
+        self._home = found.frames[row_markers.find(sizes.graph.graph_def)[0].name]
 
     def that_do_not_pay(self, fetches: Iterable[str]) -> Iterator[str]:
         """Yields the names of the nodes that should not divide; `fetches` are the tensors that must be whole, too."""
@@ -156,7 +157,7 @@ class _Regions:
         if not isinstance(state, Rows):
             # As for any other gradient; but no sum with a size for each row, as of products of all pairs of rows.
             shape = self._sizes.shape(tensor)
-            return sizes_lib.is_known(shape) and sizes_lib.product(shape).constant is not None
+            return row_size.is_known(shape) and row_size.product(shape).constant is not None
         likely = self._sizes.likely_shape(tensor)
         node = self._sizes.graph.node(tensor)
         size = tf.as_dtype(tensors.dtype_of(node, graph_lib.output_of(tensor))).size

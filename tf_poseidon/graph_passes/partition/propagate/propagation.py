@@ -27,13 +27,14 @@ from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import rules
 from tf_poseidon.graph_passes.partition.case import Case
 from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.containers import resource_stores as stores_lib
+from tf_poseidon.graph_passes.partition.containers import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.propagate import held_summands as held_lib
 from tf_poseidon.graph_passes.partition.propagate import own_values as own_lib
-from tf_poseidon.graph_passes.partition.propagate import resource_stores as stores_lib
 from tf_poseidon.graph_passes.partition.propagate import row_inputs as markers_lib
 from tf_poseidon.graph_passes.partition.rules import blocks
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
-from tf_poseidon.graph_passes.partition.sizes import tensor_lists as lists_lib
+from tf_poseidon.graph_passes.partition.sizes import row_markers
+from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
@@ -115,7 +116,7 @@ class Propagation:
         # The outcome of a node that runs whole, as most nodes do.
         self._whole = {node.name: Outcome((WHOLE,) * len(self._inputs[node.name]),
                                           (WHOLE,) * self._outputs[node.name]) for node in self._ordered}
-        self._inner = _home(sizes_lib.rows_nodes(self._graph.graph_def), self._frames)
+        self._inner = _home(row_markers.find(self._graph.graph_def), self._frames)
         self._lists = lists_lib.Lists(self._graph)
         self._stores = stores_lib.Stores(self._graph)
         self._with_blocks = True
@@ -290,7 +291,7 @@ class Propagation:
             return state == WHOLE and (target == SUM or target.reduce in IDEMPOTENT)
         assert isinstance(target, Rows)
         shape = self._sizes.shape(tensor)
-        return shape is not None and target.dimension < len(shape) and sizes_lib.consists_of(
+        return shape is not None and target.dimension < len(shape) and row_size.consists_of(
             shape[target.dimension], target.blocks)
 
     def _hand_over(self, node: node_def_pb2.NodeDef, inputs: Sequence[str]) -> Outcome:
@@ -374,7 +375,7 @@ class Propagation:
         # Gathering along another dimension than the first needs the rank.
         can_be_gathered = tensors.dtype_of(node, graph_lib.output_of(tensor)) in GATHERED and (
             state == Rows(0) or self._sizes.shape(tensor) is not None)
-        if can_be_gathered or node.op == sizes_lib.ROWS or node.name in self._kept_whole:
+        if can_be_gathered or node.op == row_markers.ROWS or node.name in self._kept_whole:
             return False
         self._kept_whole.add(node.name)
         return True

@@ -16,8 +16,8 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition.case import Outcome
-from tf_poseidon.graph_passes.partition.propagate.resource_stores import Stores
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.containers.resource_stores import Stores
+from tf_poseidon.graph_passes.partition.sizes import row_markers
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import State
@@ -26,10 +26,10 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 
 def together(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """Returns a GraphDef in which one PoseidonRows stands for all: their inputs have the same number of rows."""
-    markers = sizes_lib.rows_nodes(graph_def)
+    markers = row_markers.find(graph_def)
     if len(markers) < 2:
         return graph_def
-    joined, moved = type(markers[0])(name=markers[0].name, op=sizes_lib.ROWS, device=markers[0].device), {}
+    joined, moved = type(markers[0])(name=markers[0].name, op=row_markers.ROWS, device=markers[0].device), {}
     for marker in markers:
         for i, tensor in enumerate(graph_lib.data_inputs(marker)):
             name, outputs = f"{marker.name}:{i}", len(joined.input)
@@ -39,7 +39,8 @@ def together(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
             joined.attr[key].MergeFrom(marker.attr[key])
     moved.update({marker.name: moved[f"{marker.name}:0"] for marker in markers},
                  **{f"^{marker.name}": f"^{joined.name}" for marker in markers})
-    result = graph_lib.with_nodes(graph_def, [joined, *(node for node in graph_def.node if node.op != sizes_lib.ROWS)])
+    others = (node for node in graph_def.node if node.op != row_markers.ROWS)
+    result = graph_lib.with_nodes(graph_def, [joined, *others])
     for node in result.node:
         node.input[:] = [moved.get(tensor, tensor) for tensor in node.input]
     return result
@@ -59,7 +60,7 @@ def find(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[
         outcomes: How each node runs, by name.
         stores: The `resource_stores.Stores` of the graph.
     """
-    markers = {node.name: i for i, node in enumerate(node for node in ordered if node.op == sizes_lib.ROWS)}
+    markers = {node.name: i for i, node in enumerate(node for node in ordered if node.op == row_markers.ROWS)}
     if len(markers) == 1:
         return dict.fromkeys((node.name for node in ordered), next(iter(markers)))
     sources = {}

@@ -29,10 +29,10 @@ from tf_poseidon.graph_passes.graph import tensors
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.containers import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.frames import Frame
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
-from tf_poseidon.graph_passes.partition.sizes import tensor_lists as lists_lib
+from tf_poseidon.graph_passes.partition.sizes import row_markers
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -122,7 +122,7 @@ def outcomes(sizes: Sizes, fetches: Iterable[str]) -> dict[str, Outcome]:
         fetches: Names of the tensors or nodes that may be read outside of the graph.
     """
     graph = sizes.graph
-    markers = sizes_lib.rows_nodes(graph.graph_def)
+    markers = row_markers.find(graph.graph_def)
     # Of several markers, each has its own number of rows.
     if len(markers) != 1 or not any(node.op == "LoopCond" for node in graph.graph_def.node):
         return {}

@@ -16,7 +16,7 @@ from tf_poseidon.graph_passes.partition.case import Case
 from tf_poseidon.graph_passes.partition.case import of_rows
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.case import Rule
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
@@ -61,11 +61,11 @@ def _in_blocks(state: Any, number: int) -> Any:
     return Rows(state.dimension, number) if isinstance(state, Rows) else state
 
 
-def _consists(shape: sizes_lib.Shape | None, state: Rows, number: int) -> bool:
+def _consists(shape: row_size.Shape | None, state: Rows, number: int) -> bool:
     """Whether a tensor can consist of so many blocks; a list without dimensions has the state of its elements."""
     if shape is None or not shape:
         return shape is not None
-    return state.dimension < len(shape) and sizes_lib.consists_of(shape[state.dimension], number)
+    return state.dimension < len(shape) and row_size.consists_of(shape[state.dimension], number)
 
 
 def has_blocks(state: State | None) -> TypeGuard[Rows]:
@@ -73,7 +73,7 @@ def has_blocks(state: State | None) -> TypeGuard[Rows]:
     return isinstance(state, Rows) and state.blocks > 1
 
 
-def size_of_block(case: Case, i: int) -> sizes_lib.Size | None:
+def size_of_block(case: Case, i: int) -> row_size.Size | None:
     """Returns the size of each block of an input with rows and a known rank; None if unknown."""
     state = case.states[i]
     assert isinstance(state, Rows)
@@ -82,7 +82,7 @@ def size_of_block(case: Case, i: int) -> sizes_lib.Size | None:
     return block if of_rows(block) else None
 
 
-def number_in(size: sizes_lib.Size | None, case: Case, i: int) -> int | None:
+def number_in(size: row_size.Size | None, case: Case, i: int) -> int | None:
     """Returns how many blocks of an input a size, or a position, is; None if it is no number of whole blocks."""
     block = size_of_block(case, i)
     return None if size is None or block is None else size.ratio(block)
@@ -95,7 +95,7 @@ def all_known(numbers: Iterable[int | None]) -> list[int] | None:
     return known if len(known) == len(found) else None
 
 
-def number_taken(case: Case, begin: sizes_lib.Size | None, size: sizes_lib.Size | None) -> int | None:
+def number_taken(case: Case, begin: row_size.Size | None, size: row_size.Size | None) -> int | None:
     """Returns how many blocks of input 0 a range of its rows is; None if it is not one of whole blocks, or all."""
     state = case.states[0]
     assert isinstance(state, Rows)

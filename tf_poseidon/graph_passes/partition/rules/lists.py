@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from tf_poseidon.graph_passes.partition.case import Case
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.case import Rule
+from tf_poseidon.graph_passes.partition.containers import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
-from tf_poseidon.graph_passes.partition.sizes import tensor_lists as lists_lib
+from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
@@ -95,7 +95,7 @@ def shape_of_elements(case: Case) -> Outcome | None:
     state, shape = case.states[0], case.out_shape()
     if not isinstance(state, Rows):
         return Outcome((None,), (WHOLE,))
-    if not sizes_lib.is_known(shape):
+    if not row_size.is_known(shape):
         return None
     is_whole = not shape or shape[0].constant == 0
     return Outcome((None,), (WHOLE,), write=None if is_whole else _write_shape)

@@ -16,7 +16,7 @@ from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.case import Rule
 from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
 from tf_poseidon.graph_passes.partition.rules import blocks
-from tf_poseidon.graph_passes.partition.sizes import graph_sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
@@ -45,7 +45,7 @@ def rank_of(case: Case) -> Outcome:
     return Outcome((None,), (WHOLE,))
 
 
-def _same_rows(case: Case, out: sizes_lib.Shape | None = None) -> int | None:
+def _same_rows(case: Case, out: row_size.Shape | None = None) -> int | None:
     """Returns the output dimension of input 0's rows, if these are cut into the same parts; else None.
 
     Elements keep their order, so it is the dimension with the same number of elements before it, and a size of rows.
@@ -55,14 +55,14 @@ def _same_rows(case: Case, out: sizes_lib.Shape | None = None) -> int | None:
     if shape is None or out is None:
         return None
     before = shape[:dimension]
-    if not sizes_lib.is_known(before) or not case_lib.of_rows(shape[dimension]):
+    if not row_size.is_known(before) or not case_lib.of_rows(shape[dimension]):
         return None
-    count = sizes_lib.product(before)
+    count = row_size.product(before)
     for i, size in enumerate(out):
         until = out[:i]
-        if not sizes_lib.is_known(until):
+        if not row_size.is_known(until):
             return None
-        if case_lib.of_rows(size) and sizes_lib.product(until) == count:
+        if case_lib.of_rows(size) and row_size.product(until) == count:
             return i
     return None
 
@@ -302,8 +302,8 @@ def _strided(case: Case, tensor_rank: int) -> list[_Kept] | None:
     return pairs
 
 
-def _range(case: Case, index: int, whole: sizes_lib.Size | None) -> tuple[sizes_lib.Size | None,
-                                                                          sizes_lib.Size | None]:
+def _range(case: Case, index: int,
+           whole: row_size.Size | None) -> tuple[row_size.Size | None, row_size.Size | None]:
     """Returns (begin, size) of a range of a StridedSlice, or of its gradient, None where unknown.
 
     Args:
@@ -312,7 +312,7 @@ def _range(case: Case, index: int, whole: sizes_lib.Size | None) -> tuple[sizes_
         whole: The size of the dimension that it is taken from.
     """
     begins, ends = (case.attr(f"{name}_mask").i >> index & 1 for name in ("begin", "end"))
-    begin = sizes_lib.NONE if begins else case.size_at(1, index)
+    begin = row_size.NONE if begins else case.size_at(1, index)
     end, strides = whole if ends else case.size_at(2, index), case.constant(3)
     if begin is None or end is None or whole is None or strides is None or strides[index] != 1 or (
             whole.minus(end) is None):
@@ -358,18 +358,18 @@ def reshape_of_blocks(case: Case) -> Outcome | None:
     if not isinstance(state, Rows) or shape is None or out is None:
         return None
     known = shape[:state.dimension]
-    if not sizes_lib.is_known(known):
+    if not row_size.is_known(known):
         return None
-    before = sizes_lib.product(known)
+    before = row_size.product(known)
     for i in range(len(out)):
         until = out[:i]
-        if not sizes_lib.is_known(until):
+        if not row_size.is_known(until):
             return None
-        after = sizes_lib.product(until)
+        after = row_size.product(until)
         merged, split = before.ratio(after), after.ratio(before)
         number = state.blocks * merged if merged else state.blocks // split if split and not (
             state.blocks % split) else None
-        if number and number != state.blocks and sizes_lib.consists_of(out[i], number):
+        if number and number != state.blocks and row_size.consists_of(out[i], number):
             return case.all({0: state}, Rows(i, number), local={1: i})
     return None
 

@@ -9,7 +9,7 @@ Tests: tests/graphs/test_partition_families.py, tests/graphs/test_partition_stor
 from tf_poseidon.graph_passes.partition.case import Case
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.case import Rule
-from tf_poseidon.graph_passes.partition.propagate import resource_stores as stores_lib
+from tf_poseidon.graph_passes.partition.containers import resource_stores as stores_lib
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
