@@ -27,12 +27,12 @@ from tf_poseidon.planning import Plan
 # Modules of the names whose import loads TensorFlow; they are imported on first use.
 _LATE = {
     "PoseidonStrategy": "strategy.poseidon_strategy",
-    "Summary": "keras_hook.summary",
+    "Summary": "keras_hook.coordination.summary",
     "calibrate": "job.calibration",
     "diff": "saved_graphs.differences",
     "distribute": "strategy.distribution",
     "enable": "drop_in",
-    "explain": "keras_hook.explaining",
+    "explain": "explanations.explaining",
     "load_ops": "job.load_ops",
     "rewrite_graph_def": "saved_graphs.rewriting",
     "rewrite_meta_graph": "saved_graphs.rewriting",

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 import tf_poseidon as poseidon
 from tf_poseidon.job import runtime
-from tf_poseidon.keras_hook import comparing
+from tf_poseidon.keras_hook.coordination import comparing
 from tf_poseidon.one_process import partitioning
 
 FAULT_TIME = "FAULT_TIME"

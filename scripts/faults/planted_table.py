@@ -234,7 +234,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
         Planted("callers of a rewritten function stay stateless", "graph_passes/saved/rewritten_steps.py",
                 "            _make_stateful(graph_def, body.signature.name)\n", "            pass\n"),
         Planted("an iterator's output may be of any type", "graph_passes/saved/inputs.py",
-                "                if dtype not in propagate.GATHERED:", "                if False:"),
+                "                if dtype not in propagation.GATHERED:", "                if False:"),
         Planted("verify accepts what is not finite", "tf_poseidon/base/rounding.py",
                 "    if not np.array_equal(np.isfinite(value), np.isfinite(wanted)):\n        return np.inf\n", ""),
         Planted("verify accepts other bits on other ranks", "tf_poseidon/saved_graphs/verification.py",

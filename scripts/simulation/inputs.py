@@ -143,7 +143,7 @@ class System:
         overlap: Whether gradients travel during backpropagation.
         order: "fifo", or "priority": what the forward pass needs first is sent first.
         steps: How many steps overlap until all gradients must have arrived: between two barriers. 0 for no barrier.
-        merge: For "plan": whether small messages wait for each other, see planning/merging.py.
+        merge: For "plan": whether small messages wait for each other, see planning/choice/merging.py.
         kv_pair_bytes: For "plan" and "adam": size of KV pairs.
         balance: For "whole" and "adam": "round_robin" over servers in the order of the variables, as
             TensorFlow's replica_device_setter does, or "greedy", to the server with the fewest bytes.

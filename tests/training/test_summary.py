@@ -6,8 +6,8 @@ import launch
 import pytest
 
 from tf_poseidon import planning
-from tf_poseidon.keras_hook import callbacks
-from tf_poseidon.keras_hook import summary
+from tf_poseidon.keras_hook.coordination import callbacks
+from tf_poseidon.keras_hook.coordination import summary
 
 
 def plan(steps=1):

@@ -1,11 +1,11 @@
-"""Tests that iterators are freed by threads (tf_poseidon/keras_hook/freeing.py)."""
+"""Tests that iterators are freed by threads (tf_poseidon/keras_hook/batch_loops/freeing.py)."""
 
 import threading
 import time
 
 import tensorflow as tf
 
-from tf_poseidon.keras_hook import freeing
+from tf_poseidon.keras_hook.batch_loops import freeing
 
 _BUSY_S = 1.0  # how long freeing an iterator waits for its map
 

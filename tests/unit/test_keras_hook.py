@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_poseidon import keras_hook
 from tf_poseidon import supported
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.keras_hook import building
+from tf_poseidon.keras_hook.batch_loops import building
 
 
 @pytest.mark.parametrize("hook", keras_hook.HOOKS, ids=lambda hook: hook.name)

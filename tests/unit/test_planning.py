@@ -15,6 +15,7 @@ from small_plans import TABLE
 
 import tf_poseidon as poseidon
 from tf_poseidon import planning
+from tf_poseidon.explanations import plan_page
 from tf_poseidon.planning import cost
 from tf_poseidon.planning import schemes
 from tf_poseidon.planning import step_time
@@ -263,7 +264,7 @@ def test_plans_say_what_takes_the_links_between_gpus(ranks_per_node, cluster, ro
     plan = planning.make_plan([dense_site(100, 50, 8)], "ps", given)
     first, *_, last = str(plan).splitlines()
     assert (first, last) == (f"plan by policy 'ps' for {cluster}", routes)
-    assert f"for {cluster}. {routes}<" in planning.html_report({"": plan})
+    assert f"for {cluster}. {routes}<" in plan_page.html_report({"": plan})
 
 
 def test_an_urgent_message_waits_for_what_is_under_way_between_gpus():

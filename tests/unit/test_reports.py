@@ -18,6 +18,7 @@ from small_plans import plan_for
 from tf_poseidon import planning
 from tf_poseidon.commands import cli
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.explanations import plan_page
 from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.timelines import recording
 from tf_poseidon.timelines import step_table as table_lib
@@ -91,7 +92,7 @@ def test_spans_are_the_expected_step(policy, steps):
 def test_figures_have_the_numbers_of_the_plan():
     made = plan()
     predictions = made.predictions()
-    step, times = figures_of(planning.html_report({"": made}))
+    step, times = figures_of(plan_page.html_report({"": made}))
     schemes = {each["name"]: each["scheme"] for each in predictions["variables"] + predictions["exchanges"]}
     assert spans_of(step) == sorted(
         (schemes[span.site] if span.kind == "transfer" else span.kind, 1e3 * span.begin, 1e3 * (span.end - span.begin))
@@ -110,7 +111,7 @@ def test_figures_have_the_numbers_of_the_plan():
 
 def test_the_rest_of_a_large_model_is_added_up():
     made = plan(number=200)
-    _, times = figures_of(planning.html_report({"": made}))
+    _, times = figures_of(plan_page.html_report({"": made}))
     found = bars_of(times)
     names = times["layout"]["yaxis"]["ticktext"]
     rest = [name for name in names if "others" in name]
@@ -124,7 +125,7 @@ def test_the_rest_of_a_large_model_is_added_up():
 def test_the_page_has_everything_that_is_printed():
     made = plan(steps=2)
     made = dataclasses.replace(made, overlap="Steps overlap.")
-    text = planning.html_report({"": made})
+    text = plan_page.html_report({"": made})
     for row in made.predictions()["variables"]:
         assert f"<td>{row['name'].replace('<', '&lt;').replace('>', '&gt;')}</td>" in text
         assert f"{row['cost']['bytes']:,.0f}</td>" in text
@@ -132,20 +133,20 @@ def test_the_page_has_everything_that_is_printed():
                   "A step of 2 that overlap is expected to take"):
         assert (words in text) == (words != "SLOWER"), words
     slow = dataclasses.replace(plan(), cluster=planning.Cluster(4, gflops=1e6))
-    assert slow.is_slower_than_one_process and "SLOWER than one process" in planning.html_report({"": slow})
+    assert slow.is_slower_than_one_process and "SLOWER than one process" in plan_page.html_report({"": slow})
 
 
 def test_plans_without_predictions():
     unknown = dataclasses.replace(plan(), operations=None)
-    assert "The arithmetic of this step is unknown" in (text := planning.html_report({"": unknown}))
+    assert "The arithmetic of this step is unknown" in (text := plan_page.html_report({"": unknown}))
     assert len(figures_of(text)) == 1
     refused = planning.Plan("auto", planning.Cluster(2), refusal="it has a <loop>")
-    text = planning.html_report({"first": refused, "second": plan()})
+    text = plan_page.html_report({"first": refused, "second": plan()})
     assert "gradients travel dense: it has a &lt;loop&gt;" in text and "Step &#x27;second&#x27;" in text
 
 
 def test_names_are_text():
-    text = planning.html_report({SCRIPT: plan(), "b": plan()})
+    text = plan_page.html_report({SCRIPT: plan(), "b": plan()})
     assert SCRIPT not in text and text.count("&lt;script&gt;alert(1)") >= 3
     host = timeline_page.html_report([dataclasses.replace(rank, host=SCRIPT) for rank in ranks()], 0)
     assert SCRIPT not in host
@@ -299,7 +300,7 @@ def test_a_file_is_replaced_by_the_same(tmp_path):
     other = path.read_bytes()
     for _ in range(2):
         plan().save_html(path)
-        assert path.read_text() == planning.html_report({"": plan()})
+        assert path.read_text() == plan_page.html_report({"": plan()})
     assert path.read_bytes() != other and os.listdir(tmp_path) == ["plan.html"]
 
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tf_poseidon.errors import JobError
 from tf_poseidon.keras_hook import hooks
-from tf_poseidon.keras_hook.orders import EpochOrder
-from tf_poseidon.keras_hook.orders import order
+from tf_poseidon.keras_hook.checkpoints.orders import EpochOrder
+from tf_poseidon.keras_hook.checkpoints.orders import order
 
 train = functools.partial(programs.train, scope=contextlib.nullcontext)
 

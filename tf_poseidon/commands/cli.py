@@ -36,6 +36,7 @@ from tf_poseidon.base import files
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shown
+from tf_poseidon.explanations import plan_page
 from tf_poseidon.job import engines
 from tf_poseidon.job.host import interrupts
 from tf_poseidon.job.host import launching
@@ -73,7 +74,7 @@ def explain(given: argparse.Namespace) -> Status:
     # Late: it imports TensorFlow, which takes seconds; errors in the command should appear at once.
     from tf_poseidon.commands import progress
     with progress.shown() as show:
-        from tf_poseidon.keras_hook import explaining
+        from tf_poseidon.explanations import explaining
         show(f"loading {given.model}")
         model = explaining.load(given.model)
         show("tracing and planning a training step")
@@ -87,7 +88,7 @@ def explain(given: argparse.Namespace) -> Status:
         raise ConfigurationError(unmatched)
     with _printing(plan):
         _save("--json", given.json, lambda: json.dumps(plan.predictions(), indent=1))
-        _save("--html", given.html, lambda: planning.html_report({"": plan}))
+        _save("--html", given.html, lambda: plan_page.html_report({"": plan}))
         if given.plan:
             plan.save(given.plan)
     return Status.DONE
@@ -124,7 +125,7 @@ def rewrite(given: argparse.Namespace) -> Status:
     with _printing(report):
         _save("--json", given.json,
               lambda: json.dumps(predictions if len(plans) > 1 else report.plan.predictions(), indent=1))
-        _save("--html", given.html, lambda: planning.html_report(plans))
+        _save("--html", given.html, lambda: plan_page.html_report(plans))
     return Status.DONE
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.compat import table
-from tf_poseidon.keras_hook import batch_normalization
-from tf_poseidon.keras_hook import model_files
-from tf_poseidon.keras_hook import optimizers
-from tf_poseidon.keras_hook import predicting
-from tf_poseidon.keras_hook import resuming
-from tf_poseidon.keras_hook import state
-from tf_poseidon.keras_hook import trainer
+from tf_poseidon.keras_hook.batch_loops import predicting
+from tf_poseidon.keras_hook.batch_loops import trainer
+from tf_poseidon.keras_hook.checkpoints import model_files
+from tf_poseidon.keras_hook.checkpoints import resuming
+from tf_poseidon.keras_hook.keras_objects import batch_normalization
+from tf_poseidon.keras_hook.keras_objects import optimizers
+from tf_poseidon.keras_hook.keras_objects import state
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 

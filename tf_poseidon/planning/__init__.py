@@ -5,6 +5,10 @@ per site. All are frozen values. Ranks plan separately and must arrive at the sa
 depends only on its arguments.
 """
 
+from tf_poseidon.planning.choice.planner import Planner
+from tf_poseidon.planning.choice.policies import make_plan
+from tf_poseidon.planning.choice.policies import POLICIES
+from tf_poseidon.planning.choice.policies import unmatched_pins
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import BROADCAST
@@ -16,11 +20,6 @@ from tf_poseidon.planning.cost import SUM
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.plan import Plan
-from tf_poseidon.planning.plan_page import html_report
-from tf_poseidon.planning.planner import Planner
-from tf_poseidon.planning.policies import make_plan
-from tf_poseidon.planning.policies import POLICIES
-from tf_poseidon.planning.policies import unmatched_pins
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.schemes import SFB
@@ -33,4 +32,4 @@ from tf_poseidon.planning.whole_op import WholeOp
 
 __all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "POLICIES", "PS", "Plan",
            "Planner", "SCHEMES", "SFB", "SPARSE", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe",
-           "html_report", "least_saving", "linked_dense_bytes", "make_plan", "unmatched_pins"]
+           "least_saving", "linked_dense_bytes", "make_plan", "unmatched_pins"]

@@ -19,7 +19,6 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shown
 from tf_poseidon.planning import bound
 from tf_poseidon.planning import plan_file
-from tf_poseidon.planning import plan_page
 from tf_poseidon.planning import step_time
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
@@ -268,6 +267,7 @@ class Plan:
         Raises:
             PoseidonError: If plotly is not installed, or the file cannot be written.
         """
+        from tf_poseidon.explanations import plan_page  # which shows plans; planning does not know it
         page.check(path)
         _write("report", path, plan_page.html_report({"": self}))
 

@@ -13,7 +13,6 @@ Ensures: nodes that convert a tensor are below "poseidon/" and the tensor's name
 Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_golden.py.
 """
 
-
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import tensors
 from tf_poseidon.graph_passes.graph.tensors import canonical

@@ -3,7 +3,6 @@
 Tests: tests/graphs/test_partition.py.
 """
 
-
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.partition import case as case_lib

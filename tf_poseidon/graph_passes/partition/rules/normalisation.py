@@ -7,7 +7,6 @@ the mean would lose its digits if the mean is large.
 Tests: tests/graphs/test_partition_families.py.
 """
 
-
 import numpy as np
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2

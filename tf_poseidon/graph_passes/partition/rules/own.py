@@ -3,7 +3,6 @@
 Tests: tests/graphs/test_partition_own.py.
 """
 
-
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import GraphError

@@ -3,7 +3,6 @@
 Tests: tests/graphs/test_partition_families.py.
 """
 
-
 from tf_poseidon.graph_passes.partition.case import Case
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.case import Rule

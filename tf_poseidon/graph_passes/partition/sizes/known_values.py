@@ -3,7 +3,6 @@
 Tests: tests/graphs/test_sizes.py.
 """
 
-
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2

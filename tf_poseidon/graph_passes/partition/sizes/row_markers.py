@@ -3,7 +3,6 @@
 Tests: tests/graphs/test_sizes.py.
 """
 
-
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 

@@ -6,10 +6,10 @@ Tests: tests/unit/test_plan.py.
 from collections.abc import Sequence
 import dataclasses
 
+from tf_poseidon.planning.choice.policies import make_plan
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.plan import Plan
-from tf_poseidon.planning.policies import make_plan
 from tf_poseidon.planning.site import Site
 
 

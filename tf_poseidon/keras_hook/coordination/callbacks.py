@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.job.communicator import Communicator
-from tf_poseidon.keras_hook import comparing
-from tf_poseidon.keras_hook import optimizers
-from tf_poseidon.keras_hook import resuming
-from tf_poseidon.keras_hook import summary
+from tf_poseidon.keras_hook.checkpoints import resuming
+from tf_poseidon.keras_hook.coordination import comparing
+from tf_poseidon.keras_hook.coordination import summary
+from tf_poseidon.keras_hook.keras_objects import optimizers
 
 _log = logging.getLogger("tf_poseidon")
 

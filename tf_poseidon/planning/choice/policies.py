@@ -16,10 +16,10 @@ import fnmatch
 
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.planning import cost as cost_lib
-from tf_poseidon.planning import merging
 from tf_poseidon.planning import schemes as schemes_lib
-from tf_poseidon.planning import search
 from tf_poseidon.planning import step_time
+from tf_poseidon.planning.choice import merging
+from tf_poseidon.planning.choice import search
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision

@@ -24,9 +24,9 @@ from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import session
-from tf_poseidon.keras_hook import batch_normalization
-from tf_poseidon.keras_hook import callbacks
 from tf_poseidon.keras_hook import hooks
+from tf_poseidon.keras_hook.coordination import callbacks
+from tf_poseidon.keras_hook.keras_objects import batch_normalization
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import partitioning

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tf_poseidon import ops
-from tf_poseidon.keras_hook.common import replaced
+from tf_poseidon.keras_hook.keras_objects.hook_tools import replaced
 from tf_poseidon.one_process import context
 
 _thread = threading.local()

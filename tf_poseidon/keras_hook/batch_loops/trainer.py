@@ -23,16 +23,16 @@ from tf_poseidon.data import fingerprints
 from tf_poseidon.errors import GraphError
 from tf_poseidon.job import failures
 from tf_poseidon.job import runtime
-from tf_poseidon.keras_hook import building
-from tf_poseidon.keras_hook import callbacks as callbacks_lib
-from tf_poseidon.keras_hook import comparing
-from tf_poseidon.keras_hook import descriptions
-from tf_poseidon.keras_hook import freeing
-from tf_poseidon.keras_hook import predicting
-from tf_poseidon.keras_hook import reading
-from tf_poseidon.keras_hook import resuming
-from tf_poseidon.keras_hook import unrolling
-from tf_poseidon.keras_hook.common import is_ours
+from tf_poseidon.keras_hook.batch_loops import building
+from tf_poseidon.keras_hook.batch_loops import descriptions
+from tf_poseidon.keras_hook.batch_loops import freeing
+from tf_poseidon.keras_hook.batch_loops import predicting
+from tf_poseidon.keras_hook.batch_loops import reading
+from tf_poseidon.keras_hook.batch_loops import unrolling
+from tf_poseidon.keras_hook.checkpoints import resuming
+from tf_poseidon.keras_hook.coordination import callbacks as callbacks_lib
+from tf_poseidon.keras_hook.coordination import comparing
+from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import stepping
 from tf_poseidon.one_process import tracing

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tf_poseidon import ops
 from tf_poseidon.compat import keras as keras_compat
-from tf_poseidon.keras_hook import batch_normalization
-from tf_poseidon.keras_hook.common import is_ours
+from tf_poseidon.keras_hook.keras_objects import batch_normalization
+from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
 from tf_poseidon.loops import loop_variables
 from tf_poseidon.loops import step as step_lib
 

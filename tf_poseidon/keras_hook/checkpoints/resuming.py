@@ -28,7 +28,7 @@ from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import JobError
 from tf_poseidon.job import runtime
 from tf_poseidon.job.communicator import Communicator
-from tf_poseidon.keras_hook import orders
+from tf_poseidon.keras_hook.checkpoints import orders
 
 _log = logging.getLogger("tf_poseidon")
 

@@ -21,7 +21,7 @@ from tf_poseidon.base import files
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import JobError
 from tf_poseidon.job import runtime
-from tf_poseidon.keras_hook import resuming
+from tf_poseidon.keras_hook.checkpoints import resuming
 
 _log = logging.getLogger("tf_poseidon")
 

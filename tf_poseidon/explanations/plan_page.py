@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 import typing
 
+from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.step_time import BusySpan
 from tf_poseidon.reports import figures
 from tf_poseidon.reports import page
@@ -15,16 +16,13 @@ from tf_poseidon.reports.texts import ms
 from tf_poseidon.reports.texts import size
 from tf_poseidon.reports.texts import times
 
-if typing.TYPE_CHECKING:
-    from tf_poseidon.planning.plan import Plan
-
 _MOST_ROWS = 40  # of a figure; what takes less time than these is added up
 _MOST_SPANS = 4000  # which a browser draws in a second
 
 _Variable = Mapping[str, typing.Any]  # as in `Plan.predictions`
 
 
-def html_report(plans: Mapping[str, "Plan"]) -> str:
+def html_report(plans: Mapping[str, Plan]) -> str:
     """Returns the page of plans.
 
     Args:
@@ -38,7 +36,7 @@ def html_report(plans: Mapping[str, "Plan"]) -> str:
     return page.page("Plan of tf_poseidon", parts)
 
 
-def _parts(plan: "Plan") -> list[str | Figure]:
+def _parts(plan: Plan) -> list[str | Figure]:
     if plan.refusal:
         return [page.element("p", str(plan), "warning")]
     predictions = plan.predictions()
@@ -51,7 +49,7 @@ def _parts(plan: "Plan") -> list[str | Figure]:
                        [_cells(row) for row in rows]), *_whole(plan)]
 
 
-def _verdict(plan: "Plan", predictions: Mapping[str, typing.Any]) -> list[str | Figure]:
+def _verdict(plan: Plan, predictions: Mapping[str, typing.Any]) -> list[str | Figure]:
     """Returns what matters most: the expected time, in a sentence and as numbers."""
     step, alone, least = (predictions[key] for key in ("step_seconds", "compute_seconds", "least_seconds"))
     found: list[str | Figure] = []
@@ -75,7 +73,7 @@ def _verdict(plan: "Plan", predictions: Mapping[str, typing.Any]) -> list[str | 
     return [*found, page.element("p", note, "note"), page.tiles(values)]
 
 
-def _in_order(plan: "Plan", predictions: Mapping[str, typing.Any]) -> list[_Variable]:
+def _in_order(plan: Plan, predictions: Mapping[str, typing.Any]) -> list[_Variable]:
     """Returns the variables and other exchanges in the order in which they are ready."""
     places = {tensor.name: (tensor.operations, tensor.depth or 0) for tensor in plan.sites}
     places |= {tensor.site: (tensor.operations, tensor.depth or 0) for tensor in plan.exchanges}
@@ -163,7 +161,7 @@ def _seconds(row: _Variable, key: str) -> float:
     return 0.0 if row[key] is None else row[key]["seconds"]
 
 
-def _whole(plan: "Plan") -> list[str | Figure]:
+def _whole(plan: Plan) -> list[str | Figure]:
     """Returns the list of the ops that every rank computes for the rows of all ranks."""
     if not plan.whole:
         return []

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import GraphError
-from tf_poseidon.keras_hook.common import is_ours
+from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
 from tf_poseidon.loops import step as step_lib
 from tf_poseidon.one_process import context
 

@@ -1,0 +1,1 @@
+"""Keras' loops over batches: fit, evaluate, predict, and the methods for one batch."""

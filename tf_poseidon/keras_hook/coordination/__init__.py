@@ -1,0 +1,1 @@
+"""What ranks do alike between steps: callbacks, and comparisons of state."""

@@ -1,0 +1,1 @@
+"""Keras' objects in a step: variables, optimizers, layers."""

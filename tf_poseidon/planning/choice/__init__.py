@@ -1,0 +1,1 @@
+"""How plans are made: a scheme for each gradient, and what travels together."""
