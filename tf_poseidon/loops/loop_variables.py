@@ -6,15 +6,15 @@ Tests: tests/training/test_replica_variables.py.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterator
 import contextlib
+import contextvars
 import functools
-import threading
 from typing import Any
 
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon.base.context_values import holding
 from tf_poseidon.errors import GraphError
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.loops import step as step_lib
@@ -22,17 +22,12 @@ from tf_poseidon.one_process import context
 from tf_poseidon.ops import sites
 
 _SUM, _MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
-_thread = threading.local()
+_is_of_keras = contextvars.ContextVar("is_of_keras", default=False)
 
 
-@contextlib.contextmanager
-def of_keras() -> Iterator[None]:
+def of_keras() -> contextlib.AbstractContextManager[None]:
     """A context in which Keras creates a variable: it aggregates what it assigns itself."""
-    _thread.is_keras = True
-    try:
-        yield
-    finally:
-        _thread.is_keras = False
+    return holding(_is_of_keras, True)
 
 
 def distributed(variable: tf.Variable, job: Job) -> tf.Variable:
@@ -49,7 +44,7 @@ def distributed(variable: tf.Variable, job: Job) -> tf.Variable:
                          "give it a floating-point dtype, or aggregation=SUM.")
     if variable.synchronization == tf.VariableSynchronization.ON_READ:
         kind = OnRead
-    elif variable.aggregation == tf.VariableAggregation.NONE or getattr(_thread, "is_keras", False):
+    elif variable.aggregation == tf.VariableAggregation.NONE or _is_of_keras.get():
         return variable
     else:
         kind = OnWrite

@@ -8,19 +8,20 @@ Tests: tests/training/test_training.py, tests/faults/test_failures.py.
 from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
+import contextvars
 import dataclasses
-import threading
 
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon.base.context_values import holding
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.data import datasets
 from tf_poseidon.errors import GraphError
 from tf_poseidon.job.verify import Verifier
 from tf_poseidon.ops import sites
 
-_current = threading.local()
+_current: "contextvars.ContextVar[Step | None]" = contextvars.ContextVar("step", default=None)
 
 # Of one variable; None if the loss does not depend on it.
 Gradient = tf.Tensor | tf.IndexedSlices | None
@@ -28,7 +29,7 @@ Gradient = tf.Tensor | tf.IndexedSlices | None
 
 def current() -> "Step | None":
     """Returns the innermost step of this thread, or None outside `strategy.run`."""
-    return getattr(_current, "step", None)
+    return _current.get()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +91,8 @@ class Step:
     @contextlib.contextmanager
     def active(self) -> "Iterator[Step]":
         """A context in which this is the current step of the thread."""
-        outer, _current.step = current(), self
-        try:
+        with holding(_current, self):
             yield self
-        finally:
-            _current.step = outer
 
     @property
     def is_applying(self) -> bool:

@@ -7,7 +7,6 @@ them.
 Tests: tests/training/test_training.py.
 """
 
-from collections.abc import Iterator
 from collections.abc import Set
 import contextlib
 import contextvars
@@ -17,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tf_poseidon.base.context_values import holding
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.one_process import tracing
@@ -77,8 +77,7 @@ class Loop:
 _loop: contextvars.ContextVar[Loop | None] = contextvars.ContextVar("loop", default=None)
 
 
-@contextlib.contextmanager
-def loop(model: keras.Model, phase: str, needs: Set[str]) -> Iterator[None]:
+def loop(model: keras.Model, phase: str, needs: Set[str]) -> contextlib.AbstractContextManager[None]:
     """A context in which Keras loops over batches.
 
     Args:
@@ -89,12 +88,7 @@ def loop(model: keras.Model, phase: str, needs: Set[str]) -> Iterator[None]:
     job = model.distribute_strategy.extended.job
     # Verify mode compares whole variables; a model with its own method may read what it likes.
     is_read = f"logs of {phase}" in needs or job.verifier is not None or not keras_compat.reads_logs_at_end(model)
-    found = None if is_read else Loop(model, phase, job.communicator, "show progress" in needs)
-    token = _loop.set(found)
-    try:
-        yield
-    finally:
-        _loop.reset(token)
+    return holding(_loop, None if is_read else Loop(model, phase, job.communicator, "show progress" in needs))
 
 
 def current(model: keras.Model | None, phase: str) -> Loop | None:

@@ -18,6 +18,7 @@ import h5py
 import keras
 
 from tf_poseidon.base import files
+from tf_poseidon.base.context_values import holding
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import JobError
 from tf_poseidon.job import runtime
@@ -53,11 +54,8 @@ def save(original: Callable[..., Any], model: keras.Model, filepath: Any, *args:
 def back_up(original: Callable[..., Any], callback: keras.callbacks.BackupAndRestore) -> None:
     """Writes a backup whose weights say which epoch they belong to, and hold what else is needed to resume."""
     def write() -> None:
-        token = _writing.set(callback)
-        try:
+        with holding(_writing, callback):
             original(callback)
-        finally:
-            _writing.reset(token)
 
     if not resuming.deferred(write, callback):
         write()

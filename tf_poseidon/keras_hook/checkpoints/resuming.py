@@ -24,6 +24,7 @@ import h5py
 import keras
 import numpy as np
 
+from tf_poseidon.base.context_values import holding
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import JobError
 from tf_poseidon.job import runtime
@@ -108,15 +109,10 @@ def has_backup(callbacks: Sequence[keras.callbacks.Callback]) -> bool:
     return any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks)
 
 
-@contextlib.contextmanager
 def in_fit(model: keras.Model, arguments: dict[str, Any],
-           callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
+           callbacks: Sequence[keras.callbacks.Callback]) -> contextlib.AbstractContextManager[None]:
     """A context in which a backup that is restored belongs to this call of `fit`; its arguments and its callbacks."""
-    token = _current.set(Fit(model, arguments, callbacks))
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return holding(_current, Fit(model, arguments, callbacks))
 
 
 def alone(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:

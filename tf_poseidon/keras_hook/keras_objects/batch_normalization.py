@@ -7,25 +7,26 @@ Tests: tests/training/test_training.py, tests/training/test_keras_programs.py.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterator
 import contextlib
-import threading
+import contextvars
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon.base.context_values import holding
 from tf_poseidon.keras_hook.keras_objects.hook_tools import replaced
 from tf_poseidon.one_process import context
 
-_thread = threading.local()
+_is_of_all_rows = contextvars.ContextVar("is_of_all_rows", default=False)
+_is_own = contextvars.ContextVar("is_own", default=False)
 
 
 def call(original: Callable[..., Any], layer: keras.layers.Layer, inputs: tf.Tensor, training: bool | None = None,
          mask: tf.Tensor | None = None) -> tf.Tensor:
     """Normalises each rank's rows separately."""
-    is_of_all = layer.synchronized or getattr(_thread, "is_of_all", False) or getattr(
+    is_of_all = layer.synchronized or _is_of_all_rows.get() or getattr(
         tf.distribute.get_strategy().extended, "global_batch_norm", False)
     if not (training and layer.trainable and context.is_step()) or is_of_all or is_own():
         return original(layer, inputs, training=training, mask=mask)
@@ -35,30 +36,16 @@ def call(original: Callable[..., Any], layer: keras.layers.Layer, inputs: tf.Ten
             variable = getattr(layer, name, None)
             if variable is not None:
                 stack.enter_context(replaced(layer, name, ops.own(variable.value, joins="sum")))
-        stack.enter_context(_own())
+        stack.enter_context(holding(_is_own, True))
         outputs = original(layer, ops.own(inputs), training=training, mask=mask)
     return ops.join(outputs, by="rows")
 
 
-@contextlib.contextmanager
-def of_all_rows() -> Iterator[None]:
+def of_all_rows() -> contextlib.AbstractContextManager[None]:
     """A context in which layers are traced as in a job with `global_batch_norm=True`."""
-    _thread.is_of_all = True
-    try:
-        yield
-    finally:
-        _thread.is_of_all = False
+    return holding(_is_of_all_rows, True)
 
 
 def is_own() -> bool:
     """Whether this thread is in a layer that computes each rank's rows separately."""
-    return getattr(_thread, "is_own", False)
-
-
-@contextlib.contextmanager
-def _own() -> Iterator[None]:
-    _thread.is_own = True
-    try:
-        yield
-    finally:
-        _thread.is_own = False
+    return _is_own.get()
