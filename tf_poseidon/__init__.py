@@ -33,7 +33,7 @@ _LATE = {
     "distribute": "strategy.distribution",
     "enable": "drop_in",
     "explain": "explanations.explaining",
-    "load_ops": "job.load_ops",
+    "load_ops": "saved_graphs.load_ops",
     "rewrite_graph_def": "saved_graphs.rewriting",
     "rewrite_meta_graph": "saved_graphs.rewriting",
     "rewrite_saved_model": "saved_graphs.rewriting",

@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from tf_poseidon.errors import JobEndedError
-from tf_poseidon.job import runtime
+from tf_poseidon.job import ending
 
 
 class Ended(BaseException):
@@ -27,10 +27,10 @@ def rank(monkeypatch):
 
     found.communicator = mock.Mock(rank=1, failure=None, has_lost_a_host=False, abort=step("abort"))
     engine = mock.Mock(end_launcher=step("end the launcher"), disconnect=step("disconnect"))
-    for name, value in {"_communicator": found.communicator, "_pid": os.getpid(), "engine": lambda: engine,
-                        "_flush": step("flush"), "_exit": step("exit", Ended)}.items():
-        monkeypatch.setattr(runtime, name, value)
-    monkeypatch.setattr(runtime.time, "sleep", step("sleep"))
+    monkeypatch.setattr(os, "_exit", step("exit", Ended))
+    monkeypatch.setattr(ending, "flush", step("flush"))
+    monkeypatch.setattr(ending.time, "sleep", step("sleep"))
+    found.ending = ending.Ending(found.communicator, engine)
     return found
 
 
@@ -42,7 +42,7 @@ def rank(monkeypatch):
 def test_after_an_exception(rank, number, error, host_is_lost, steps, capfd):
     rank.communicator.rank, rank.communicator.has_lost_a_host = number, host_is_lost
     with pytest.raises(Ended):
-        runtime._abort_and_exit(lambda kind, error, trace: None, type(error), error, None)
+        rank.ending.abort(lambda kind, error, trace: None, type(error), error, None)
     assert rank.steps == steps
     says_so = "[rank 0] The job was interrupted." in capfd.readouterr().err
     assert says_so == (number == 0 and isinstance(error, KeyboardInterrupt))
@@ -51,23 +51,23 @@ def test_after_an_exception(rank, number, error, host_is_lost, steps, capfd):
 def test_the_cause_of_another_rank_is_said_instead_of_its_echo(rank, capfd):
     rank.communicator.failure = "Rank 0 on a failed: ValueError: boom"
     with pytest.raises(Ended):
-        runtime._abort_and_exit(pytest.fail, JobEndedError, JobEndedError("echo"), None)
+        rank.ending.abort(pytest.fail, JobEndedError, JobEndedError("echo"), None)
     assert capfd.readouterr().err == "[rank 1] The job has ended. Rank 0 on a failed: ValueError: boom\n"
 
 
 def test_a_job_that_has_ended_does_not_succeed(rank, capfd):
     rank.communicator.goodbye.side_effect = JobEndedError("Rank 0 on a failed")
     with pytest.raises(Ended):
-        runtime._leave()
+        rank.ending.leave()
     assert rank.steps == ["flush", "disconnect", ("exit", 1)] and "Rank 0 on a failed" in capfd.readouterr().err
 
 
 def test_children_end_as_they_would(rank, monkeypatch):
     """They have the handlers of the rank that they were forked from."""
-    monkeypatch.setattr(runtime, "_pid", os.getpid() + 1)
+    monkeypatch.setattr(rank.ending, "_pid", os.getpid() + 1)
     hook = mock.Mock()
-    runtime._abort_and_exit(hook, ValueError, ValueError(), None)
-    runtime._leave()
+    rank.ending.abort(hook, ValueError, ValueError(), None)
+    rank.ending.leave()
     with pytest.raises(Ended):
-        runtime._guarded_exit(0)
+        rank.ending.exit(0)
     assert hook.called and rank.steps == [("exit", 0)] and not rank.communicator.goodbye.called

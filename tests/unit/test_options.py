@@ -84,8 +84,7 @@ def test_links_between_gpus_are_those_of_our_own_sums():
 
 def test_notebooks_run_in_one_process(monkeypatch, caplog):
     kernel = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=None))
-    for name, value in (("_options", None), ("_launch", None)):
-        monkeypatch.setattr(runtime, name, value)
+    monkeypatch.setattr(runtime, "_membership", None)
     monkeypatch.setitem(sys.modules, "IPython", kernel)
     monkeypatch.setenv("PMI_SIZE", "3")
     with pytest.raises(poseidon.PoseidonError, match="kernel of this notebook is one of 3 processes that a launcher"):

@@ -156,13 +156,13 @@ def verify(given: argparse.Namespace) -> Status:
     arrays = _arrays(given.arrays)
     import tensorflow as tf
 
-    from tf_poseidon.job import runtime
-    runtime.failure_status = Status.OWN_ERROR  # 1 is for graphs that differ
+    from tf_poseidon.job import ending
+    ending.failure_status = Status.OWN_ERROR  # 1 is for graphs that differ
     # One thread: several may sum in a different order every time.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     # TensorFlow warns about gradients of loaded functions, which this program never takes.
     tf.get_logger().setLevel("ERROR")
-    from tf_poseidon.job import load_ops
+    from tf_poseidon.saved_graphs import load_ops
     from tf_poseidon.saved_graphs import verifying
     found = verifying.verify(given.source, given.target, given.signature, given.train_op, given.initializer,
                              given.batch_size, given.steps, arrays, given.seed, given.engine)
@@ -204,8 +204,9 @@ def selftest(given: argparse.Namespace) -> int:
         again = [sys.executable, "-m", "tf_poseidon", "selftest", *engine]
         return launching.run(again, ranks, given.hosts, 0, given.mpiexec,
                              lambda text: None)  # its ranks have said everything
+    from tf_poseidon.job import ending
     from tf_poseidon.job import runtime
-    runtime.failure_status = Status.OWN_ERROR  # 1 is for what is wrong
+    ending.failure_status = Status.OWN_ERROR  # 1 is for what is wrong
     import tensorflow as tf
     tf.get_logger().setLevel("ERROR")
     from tf_poseidon.commands.selftest import run_selftest

@@ -20,8 +20,8 @@ from tf_poseidon.base import rounding
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.saved import strip
-from tf_poseidon.job import load_ops
 from tf_poseidon.saved_graphs import formats
+from tf_poseidon.saved_graphs import load_ops
 from tf_poseidon.saved_graphs import reference
 from tf_poseidon.saved_graphs import running
 from tf_poseidon.saved_graphs import verification
