@@ -102,6 +102,7 @@ REGISTER_OP("PoseidonAgree")
     .Attr("refusal: string = ''")
     .Attr("whole: string = ''")
     .Attr("steps: int >= 1 = 1")
+    .Attr("function: int = -1")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
@@ -117,6 +118,7 @@ plan: One line for each site: the scheme that the plan chose. Empty in a graph t
 refusal: Why the graph was not rewritten.
 whole: The ops that every rank computes for the rows of all ranks, as JSON, for the plan.
 steps: How many steps the function makes; `sites` are those of the first one.
+function: Its number in this process, by which the graph pass finds whose plan it makes; -1 if nobody asks for it.
 )doc");
 
 }  // namespace poseidon

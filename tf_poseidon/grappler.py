@@ -18,6 +18,7 @@ import itertools
 import logging
 from typing import Literal
 from typing import overload
+import weakref
 
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
@@ -92,14 +93,35 @@ def _plug_in(passes: _Passes, markers: Collection[str]) -> bool:
     return _is_plugged_in
 
 
+class PlannedFunction:
+    """A training function, as the owner of its plan.
+
+    Attributes:
+        overlap: Whether the steps of an execution overlap, a sentence; "" if one step runs at a time.
+    """
+
+    def __init__(self, plan: planning.Plan) -> None:
+        """Makes a function; `plan` is its plan as long as TensorFlow has not optimised it."""
+        self.overlap = ""
+        self._plans = {0: plan}  # by the number of steps of its graphs
+
+    @property
+    def plan(self) -> planning.Plan:
+        """Its plan; of several steps rather than of those that are left over."""
+        plan = self._plans[max(self._plans)]
+        return plan if plan.overlap == self.overlap else dataclasses.replace(plan, overlap=self.overlap)
+
+    def note(self, plan: planning.Plan) -> None:
+        """Notes the plan by which TensorFlow has optimised it, or why it was not rewritten."""
+        self._plans = {0: plan} if plan.refusal else {**self._plans, plan.steps: plan}
+
+
 class GraphPass:
     """The passes, as TensorFlow calls them.
 
     Attributes:
         session: The `RewriteSession` that rewrites graphs.
         strict: Same as in `PoseidonStrategy`.
-        plan: The `planning.Plan` of the training function that was last rewritten or refused;
-            None before the first one.
     """
 
     def __init__(self, session: session_lib.RewriteSession, strict: bool = False,
@@ -107,7 +129,8 @@ class GraphPass:
         """Makes the passes; `log_level` is the level of messages about rewritten graphs."""
         self.session = session
         self.strict = strict
-        self.plan = None
+        self._latest: PlannedFunction | None = None
+        self._functions: weakref.WeakValueDictionary[int, PlannedFunction] = weakref.WeakValueDictionary()  # by number
         self._log_level = log_level
         self._said = {""}
         self._callback = _Passes(self._run)  # kept here, or it would be freed
@@ -133,59 +156,69 @@ class GraphPass:
             else:
                 _enabled.register()
 
-    def expect(self, whole: Sequence[planning.WholeOp] = (), has_sites: bool = True) -> None:
+    @property
+    def plan(self) -> planning.Plan | None:
+        """The plan of the training function that was last rewritten or refused; None before the first one."""
+        return self._latest and self._latest.plan
+
+    def expect(self, number: int = -1, whole: Sequence[planning.WholeOp] = (),
+               has_sites: bool = True) -> PlannedFunction:
         """Notes that a training function was traced, which TensorFlow should hand to the passes.
 
         Args:
+            number: The number that its `ops.agree` has, -1 for none.
             whole: Its `planning.WholeOp`s.
             has_sites: Whether it synchronises anything; else TensorFlow does not hand it to the passes.
-        """
-        if not has_sites:
-            self.plan = dataclasses.replace(self.session.planner.by_policy().plan(()), whole=whole)
-        elif self.plan is None:
-            self.plan = self.session.planner.refusal("TensorFlow has not run the graph pass; enable "
-                                             "Grappler (tf.config.optimizer)")
-
-    def note_overlap(self, sentence: str, before: planning.Plan | None = None) -> planning.Plan | None:
-        """Notes whether the steps of an execution overlap, for the plan.
-
-        Args:
-            sentence: Whether they do.
-            before: What this has returned for the execution before.
 
         Returns:
-            The plan. Steps that are left over do not replace that of several steps.
+            What will have its plan.
         """
-        plan = self.plan
-        if plan is not None and before is not None and before.steps > plan.steps and _same_sites(plan, before):
-            plan = before
-        if plan is not None and plan.overlap != sentence:
-            plan = dataclasses.replace(plan, overlap=sentence)
-        self.plan = plan
-        return plan
+        if number < 0 and has_sites and self._latest is not None:
+            return self._latest
+        planner = self.session.planner
+        function = PlannedFunction(planner.refusal(
+            "TensorFlow has not run the graph pass; enable Grappler (tf.config.optimizer)") if has_sites else
+            dataclasses.replace(planner.by_policy().plan(()), whole=whole))
+        if number >= 0:
+            self._functions[number] = function
+        self._latest = function
+        return function
+
+    def note(self, number: int, plan: planning.Plan) -> None:
+        """Notes the plan by which TensorFlow has optimised the function with a number, or why it was not rewritten."""
+        function = self._functions.get(number)
+        if function is None:
+            function = PlannedFunction(plan)
+        else:
+            function.note(plan)
+        # What is left over by executions of several steps does not replace them.
+        shown = self.plan
+        if shown is None or plan.refusal or plan.steps >= shown.steps or not _same_sites(plan, shown):
+            self._latest = function
 
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
         """Returns the rewritten GraphDef, or None to leave the graph unchanged."""
         agree, session = training_step.node_of(graph_def), self.session
+        number = agree.attr["function"].i if agree is not None and "function" in agree.attr else -1
         # Otherwise it only sums, for example, metrics, and a given plan was not made for it.
         trains = agree is not None or session.marker_ops != own_markers.OPS
         try:
             outcome = session.rewrite(graph_def, by_policy=not trains, add_shapes=add_shapes)
         except session_lib.CannotFollowError as error:
-            self.plan = session.planner.refusal(str(error))
+            self.note(number, session.planner.refusal(str(error)))
             _log.error("%s", error)
             return _failing(graph_def, session.marker_ops, str(error))
         if outcome.refusal:
             if session.has_to_agree:  # a final decision: TensorFlow would try again
                 graph_def = _decided(graph_def, session.marker_ops)
             if trains:
-                self._refuse(outcome.refusal)
-                return self._with_refusal(graph_def)
+                self._refuse(outcome.refusal, number)
+                return self._with_refusal(graph_def, outcome.refusal)
             _log.warning("A graph that trains nothing was not rewritten: it computes the same, but slower. %s",
                          outcome.refusal)
             return graph_def if session.has_to_agree else None
         if outcome.graph_def is not None and trains:
-            self.plan = dataclasses.replace(outcome.plan, whole=_whole_ops(agree))
+            self.note(number, dataclasses.replace(outcome.plan, whole=_whole_ops(agree)))
             schemes = collections.Counter(d.scheme for d in outcome.plan.decisions)
             _log.log(self._log_level,
                      "The training graph was rewritten: %s. Its plan shows the reasons.",
@@ -206,20 +239,20 @@ class GraphPass:
         except Exception as error:
             self._refuse(f"{type(error).__name__}: {error}")
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, number: int = -1) -> None:
         is_new = self.plan is None or self.plan.refusal != reason  # TensorFlow tries twice
-        self.plan = self.session.planner.refusal(reason)
+        self.note(number, self.session.planner.refusal(reason))
         if is_new and not (self.strict or self.session.planner.given):
             _log.warning("The training graph was not rewritten: it computes the same, but slower. %s",
                          reason)
 
-    def _with_refusal(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
+    def _with_refusal(self, graph_def: graph_pb2.GraphDef, reason: str) -> graph_pb2.GraphDef | None:
         """Returns the graph unchanged, or if it is strict or has a given plan, one that fails with the reason."""
         if not (self.strict or self.session.planner.given):
             return graph_def if self.session.has_to_agree else None
         for node in graph_def.node:
             if node.op == "PoseidonAgree":
-                node.attr["refusal"].s = encoded(self.plan.refusal)
+                node.attr["refusal"].s = encoded(self.session.planner.refusal(reason).refusal)
         return graph_def
 
 

@@ -106,19 +106,16 @@ def test_steps_that_overlap_are_saved_and_those_of_a_graph_count():
 
 def test_steps_that_are_left_over_do_not_replace_the_plan_of_several():
     """But those of another step do, and those that do not overlap."""
-    shown = grappler.GraphPass(session.RewriteSession(planning.Planner(planning.Cluster(4))))
+    graph_pass = grappler.GraphPass(session.RewriteSession(planning.Planner(planning.Cluster(4))))
+    functions = [graph_pass.expect(number) for number in range(3)]
     several, single, other = (plan_for(sites, "auto", 4, steps=steps)
                               for sites, steps in ((SITES, 8), (SITES, 1), (SITES[2:], 1)))
-    shown.plan = several
-    before = shown.note_overlap("Steps overlap.")
-    shown.plan = single
-    assert shown.note_overlap("Steps overlap.", before) is shown.plan
-    assert (shown.plan.steps, shown.plan.overlap) == (8, "Steps overlap.")
-    for plan, noted in ((single, None), (other, before)):
-        shown.plan = plan
-        shown.note_overlap("Steps do not overlap.", noted)
-        assert (shown.plan.steps, shown.plan.overlap) == (1, "Steps do not overlap.")
-        assert shown.plan.sites == plan.sites
+    for number, plan, shown in ((0, several, several), (0, single, several), (1, single, several), (2, other, other)):
+        graph_pass.note(number, plan)
+        functions[number].overlap = str(number)
+        assert graph_pass.plan == dataclasses.replace(shown, overlap=graph_pass.plan.overlap)
+    assert [function.plan.steps for function in functions] == [8, 1, 1]
+    assert graph_pass.plan.overlap == "2"  # that of its own function
 
 
 @pytest.mark.parametrize("change, message", [

@@ -122,16 +122,16 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
                                                        callbacks.accumulators(model),
                                                        candidates=metrics if model.compiled else None)
         graph_pass = grappler.GraphPass(session.RewriteSession(planner))
-        graph_pass.expect(partitioned.whole, partitioned.has_sites)
+        planned = graph_pass.expect(partitioned.number, partitioned.whole, partitioned.has_sites)
         steps = partitioned.unrolled_steps(steps_per_execution) if steps_per_execution > 1 else 1
         with graph_pass.registered():
             _optimize(partitioned.build("") if steps == 1 else partitioned.unrolled(steps))
         if steps_per_execution > 1:
-            graph_pass.note_overlap(str(partitioned.order))
-    if graph_pass.plan.refusal:
+            planned.overlap = str(partitioned.order)
+    if planned.plan.refusal:
         raise GraphError(f"The training step of '{model.name}' cannot be planned: "
-                         f"{graph_pass.plan.refusal}")
-    return graph_pass.plan
+                         f"{planned.plan.refusal}")
+    return planned.plan
 
 
 def load(path: str | os.PathLike[str]) -> keras.Model:

@@ -132,6 +132,7 @@ class PartitionedFunction:
     """A function that was partitioned.
 
     Attributes:
+        number: Its number in this process.
         report: The `report.PartitionReport`.
         results: The `LateResults` of its last step; None if it returns all of them itself.
         agreement_text: The text that must be the same on all ranks before they run it.
@@ -158,6 +159,7 @@ class PartitionedFunction:
         Raises:
             PoseidonError: If it cannot be partitioned.
         """
+        self.number = next(_numbers)
         self._interface = _Interface.of(traced)
         self._options = options
         self._rows = rows
@@ -182,7 +184,7 @@ class PartitionedFunction:
         self._ends = tuple(name for name in ends if name not in self._interface.shared)
         # TensorFlow forgets a function together with the graph that was traced with it, and names some after their
         # contents, so graphs that are traced later use the same names.
-        graph_def = functions_lib.with_own_functions(partitioned.graph_def, f"_partitioned{next(_numbers)}")
+        graph_def = functions_lib.with_own_functions(partitioned.graph_def, f"_partitioned{self.number}")
         # As bytes, a graph takes a fraction of the memory.
         self._serialized = graph_def.SerializeToString()
         self._built = {"": self._build(graph_def, "")}
@@ -264,7 +266,8 @@ class PartitionedFunction:
         """Returns the operations by which ranks agree, and those of verify mode."""
         texts = [f"{exchange.agreement_text()}{mark}" for exchange in self.report.exchanges]
         rows = None if self._rows is None else -(-self._rows // self._options.size)
-        ops.agree(texts, rows, None, self._options.strict, planning.whole_op.dumps(self.whole), steps, self._rows)
+        ops.agree(texts, rows, None, self._options.strict, planning.whole_op.dumps(self.whole), steps, self._rows,
+                  self.number)
         checks = graph.get_operations()[-1:]
         if self._options.verifier:
             markers = [operation for operation in graph.get_operations() if operation.type in own_markers.OPS]

@@ -43,7 +43,6 @@ class Steps:
         self._accumulators = accumulators
         self._traces = {}
         self._next = {}  # by function: its `_OnNext`
-        self._plan = None  # of its last execution of several steps
         self._rows = None
         self._own_rows: list[Any] | None = None  # in `keeping_rows`
         self._has_warned = False
@@ -116,12 +115,7 @@ class Steps:
             steps = traced.unrolled_steps(number)
             is_whole = len(left) >= steps and all(call.key == left[0].key for call in left[:steps])
             now = left[:steps if is_whole else 1]
-            graph_pass = self._job.graph_pass
-            shown = graph_pass.plan
             result = traced.run([call.tensors for call in now])
-            # Not if the plan is that of another model, whose steps have run since.
-            if self._trains and (self._plan is None or graph_pass.plan is not shown or shown is self._plan):
-                self._plan = graph_pass.note_overlap(traced.overlap, self._plan)
             left, done = left[len(now):], done + len(now)
         return result
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
@@ -60,7 +61,8 @@ class Trace:
     def __init__(self, name: str, held_variables: held_variables.Held,
                  traced: tf.types.experimental.ConcreteFunction | None = None,
                  partitioned: partitioning.PartitionedFunction | None = None,
-                 verifier: step_verifier.StepVerifier | None = None) -> None:
+                 verifier: step_verifier.StepVerifier | None = None,
+                 planned: grappler.PlannedFunction | None = None) -> None:
         """Makes a trace.
 
         Args:
@@ -69,6 +71,7 @@ class Trace:
             traced: The traced ConcreteFunction; None if it need not be kept.
             partitioned: The `Partitioned` function; None if the traced one runs.
             verifier: Compares both, in verify mode.
+            planned: What has the function's plan, if it trains and is partitioned.
         """
         self.name = name
         self.report = partitioned and partitioned.report
@@ -77,6 +80,7 @@ class Trace:
         self._partitioned = partitioned
         self._results = partitioned and partitioned.results
         self._verifier = verifier
+        self._planned = planned
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         if self._partitioned is None:
@@ -95,12 +99,6 @@ class Trace:
         is_single = self._partitioned is None or self._verifier is not None
         return 1 if is_single else self._partitioned.unrolled_steps(number)
 
-    @property
-    def overlap(self) -> str:
-        """Whether several runs of the function overlap, and what holds them back, a sentence."""
-        return "Steps do not overlap, since they are not partitioned." if self._partitioned is None else str(
-            self._partitioned.order)
-
     def run(self, inputs: Sequence[Sequence[tf.Tensor]]) -> Any:
         """Runs the function as often as there are inputs, in one graph.
 
@@ -108,6 +106,8 @@ class Trace:
             The results of the last run; a `Pending` if they have to be read.
         """
         self.before()
+        if self._planned is not None:
+            self._planned.overlap = str(self._partitioned.order)
         if len(inputs) == 1:
             return self.pending(self(inputs[0]), 1)
         return self.pending(self._partitioned.unrolled(len(inputs))(
@@ -212,14 +212,13 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Rep
             job.held.release(summands, name)
             return Trace(name, job.held, function)
         job.held.use(summands)
-    if trains:
-        job.graph_pass.expect(partitioned.whole, partitioned.has_sites)
+    planned = job.graph_pass.expect(partitioned.number, partitioned.whole, partitioned.has_sites) if trains else None
     if job.verifier is not None and (verifier := _step_verifier(
             function, call.name, job, summands)):
-        return Trace(name, job.held, function, partitioned, verifier)
+        return Trace(name, job.held, function, partitioned, verifier, planned)
     # The graph and its operations refer to each other where Python's collector cannot see it; a graph takes tens of MB.
     tf_compat.dismantle(function.graph)
-    return Trace(name, job.held, partitioned=partitioned)
+    return Trace(name, job.held, partitioned=partitioned, planned=planned)
 
 
 def _read_later(variables: Iterable[tf.Variable]) -> list[tf.Variable]:

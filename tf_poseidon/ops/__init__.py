@@ -182,7 +182,7 @@ def broadcast(value: tf.Tensor, site: str, root: int = 0) -> tf.Tensor:
 
 
 def agree(sites: Iterable[str], rows: int | None, static_rows: int | None, strict: bool, whole: str = "",
-          steps: int = 1, global_rows: int | None = None) -> None:
+          steps: int = 1, global_rows: int | None = None, function: int = -1) -> None:
     """Compares with rank 0, once, what the function under construction synchronises.
 
     The graph pass also reads here what it must know about the step.
@@ -195,12 +195,13 @@ def agree(sites: Iterable[str], rows: int | None, static_rows: int | None, stric
         whole: The ops that every rank computes for the rows of all, as text for the plan.
         steps: How many steps the function makes; `sites` are those of the first one.
         global_rows: Rows of a full global batch, or None.
+        function: The number by which the graph pass knows the function, -1 if nobody asks for its plan.
     """
     with tf.device("CPU:0"):
         library.load()[0].poseidon_agree(
             sites="\n".join(sites), rows=-1 if rows is None else rows,
             static_rows=-1 if static_rows is None else static_rows, strict=strict, whole=whole,
-            steps=steps, global_rows=-1 if global_rows is None else global_rows)
+            steps=steps, global_rows=-1 if global_rows is None else global_rows, function=function)
 
 
 def verify(gradient: tf.Tensor, synchronised: tf.Tensor, site: str, contributes: tf.Tensor | bool,
