@@ -3,6 +3,7 @@
 Tests: tests/unit/test_options.py, tests/faults/test_failures.py.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import itertools
 import numbers
@@ -179,6 +180,54 @@ class TrainingOptions:
         for name, value in given.items():
             if value > 1 and has_own_ops:
                 raise _not_with_own_ops("ranks_per_node", value, job.engine, f" of {name}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What a training function is planned for that no job runs yet, and how.
+
+    Attributes:
+        workers, servers, bandwidth_gbps, latency_us, gflops, accelerators, ranks_per_node, gpus_per_node,
+            gpu_link_gbps: Same as in `planning.Cluster`.
+        policy, pins, merge, wire_dtype: Same as in `PoseidonStrategy`.
+
+    Raises:
+        ConfigurationError: If a value is out of range.
+    """
+
+    workers: int | None = None
+    servers: int = 0
+    bandwidth_gbps: float = 10.0
+    latency_us: float = 50.0
+    gflops: float = 1000.0
+    accelerators: bool = False
+    ranks_per_node: int = 1
+    gpus_per_node: int = 1
+    gpu_link_gbps: float = 0.0
+    policy: str = "auto"
+    pins: Mapping[str, str] | None = None
+    merge: bool = False
+    wire_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.wire_dtype not in WIRE_DTYPES:
+            raise ConfigurationError(f"wire_dtype={self.wire_dtype!r}, expected 'bfloat16' or None.")
+        if not isinstance(self.pins or {}, Mapping):
+            raise ConfigurationError(f"pins={self.pins!r}, expected a dictionary of patterns and schemes.")
+
+    @property
+    def cluster(self) -> planning.Cluster:
+        """The cluster to plan for."""
+        if self.workers is None:
+            raise ConfigurationError("Neither a number of workers nor a plan is given; give one of the two.")
+        names = [field.name for field in dataclasses.fields(planning.Cluster)]
+        return planning.Cluster(**{name: getattr(self, name) for name in names if hasattr(self, name)})
+
+    def planner(self) -> planning.Planner:
+        """Returns what makes the plan; raises ConfigurationError if there is no such policy, or scheme."""
+        planner = planning.Planner(self.cluster, self.policy, tuple((self.pins or {}).items()), self.merge)
+        planner.plan(())  # before anything takes long
+        return planner
 
 
 def _ranks_per_node_of(cluster: planning.Cluster | None) -> int | None:

@@ -1,7 +1,10 @@
 """Options of PoseidonStrategy that are equivalent, or contradict each other: without a job."""
 
 import contextlib
+import dataclasses
+import inspect
 import logging
+import re
 import sys
 import types
 
@@ -10,7 +13,9 @@ import pytest
 import tf_poseidon as poseidon
 from tf_poseidon import options
 from tf_poseidon import planning
+from tf_poseidon.commands import cli
 from tf_poseidon.job import runtime
+from tf_poseidon.saved_graphs import rewriting
 
 
 @pytest.mark.parametrize("ranks_per_node, plan, cluster, message", [
@@ -97,3 +102,22 @@ def test_notebooks_run_in_one_process(monkeypatch, caplog):
         "example in a cell: !mpiexec -n 4 python train.py"]
     with pytest.raises(poseidon.PoseidonError, match="in a notebook, restart the kernel"):
         runtime.start(options.JobOptions(timeout_s=5))
+
+
+def test_who_takes_options_takes_all_of_them():
+    """Each option is one field, which the public functions take by its name."""
+    def names(*kinds):
+        return {field.name for kind in kinds for field in dataclasses.fields(kind)}
+
+    def parameters(function):
+        return set(inspect.signature(function).parameters)
+
+    assert parameters(poseidon.PoseidonStrategy) == names(options.JobOptions, options.TrainingOptions)
+    assert parameters(poseidon.explain) == names(options.PlanOptions) | {
+        "model", "batch_size", "data", "global_batch_norm", "steps_per_execution"}
+    documented = set(re.findall("`([a-z_]+)`", rewriting.rewrite_saved_model.__doc__.partition("**options:")[2]))
+    assert names(rewriting.SavedGraphOptions) <= documented
+    given = cli._parser().parse_args(["explain", "model.keras", "--batch_size=1", "--workers=2"])
+    assert names(options.PlanOptions) - {"pins"} <= set(vars(given))
+    assert planning.Cluster(**{name: getattr(options.PlanOptions(workers=2), name) for name in names(
+        planning.Cluster) & names(options.PlanOptions)}) == options.PlanOptions(workers=2).cluster

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import enum
 import importlib.metadata
 import json
@@ -26,6 +27,7 @@ import os
 import signal
 import sys
 import traceback
+from typing import Any
 from typing import NoReturn
 from typing import TYPE_CHECKING
 import zipfile
@@ -40,6 +42,7 @@ from tf_poseidon.explanations import plan_page
 from tf_poseidon.job import engines
 from tf_poseidon.job.host import interrupts
 from tf_poseidon.job.host import launching
+from tf_poseidon.options import PlanOptions
 from tf_poseidon.reports import page
 
 if TYPE_CHECKING:
@@ -63,7 +66,7 @@ command line; 3 refused, with the reason; 70 an error of tf-poseidon itself; 130
 
 def explain(given: argparse.Namespace) -> Status:
     """Prints how the gradients of a saved model would travel."""
-    _cluster(given)
+    PlanOptions(**_plan_options(given)).planner()  # which checks them
     _check_output("--json", given.json)
     _check_output("--plan", given.plan)
     _check_report(given.html)
@@ -78,12 +81,8 @@ def explain(given: argparse.Namespace) -> Status:
         show(f"loading {given.model}")
         model = explaining.load(given.model)
         show("tracing and planning a training step")
-        plan = explaining.explain(
-            model, given.batch_size, given.workers, given.bandwidth_gbps, policy=given.policy,
-            servers=given.servers, latency_us=given.latency_us, gflops=given.gflops, accelerators=given.accelerators,
-            ranks_per_node=given.ranks_per_node, pins=dict(given.pin), wire_dtype=given.wire_dtype, merge=given.merge,
-            steps_per_execution=given.steps_per_execution, gpus_per_node=given.gpus_per_node,
-            gpu_link_gbps=given.gpu_link_gbps)
+        plan = explaining.explain(model, given.batch_size, steps_per_execution=given.steps_per_execution,
+                                  **_plan_options(given))
     if unmatched := planning.unmatched_pins(given.pin, plan):
         raise ConfigurationError(unmatched)
     with _printing(plan):
@@ -105,7 +104,7 @@ def rewrite(given: argparse.Namespace) -> Status:
         _check_source(given.plan, "give rewrite a plan that explain or Plan.save has written")
         plan = planning.Plan.load(given.plan)
     elif given.workers:
-        _cluster(given)
+        PlanOptions(**_plan_options(given)).planner()  # which checks them
     _check_target(given.target)
     _check_output("--json", given.json)
     _check_report(given.html)
@@ -113,13 +112,9 @@ def rewrite(given: argparse.Namespace) -> Status:
     with progress.shown() as show:
         from tf_poseidon.saved_graphs import rewriting
         report = rewriting.rewrite(
-            given.source, given.target, given.signature or None, given.train_op, workers=given.workers,
-            batch_size=given.batch_size, bandwidth_gbps=given.bandwidth_gbps, latency_us=given.latency_us,
-            gflops=given.gflops, accelerators=given.accelerators, servers=given.servers,
-            ranks_per_node=given.ranks_per_node, policy=given.policy, pins=dict(given.pin), merge=given.merge,
-            plan=plan, inputs=dict(mark for marks in given.inputs for mark in marks),
-            wire_dtype=given.wire_dtype, engine=given.engine or engines.DEFAULT, progress=show,
-            gpus_per_node=given.gpus_per_node, gpu_link_gbps=given.gpu_link_gbps)
+            given.source, given.target, given.signature or None, given.train_op, batch_size=given.batch_size, plan=plan,
+            inputs=dict(mark for marks in given.inputs for mark in marks), engine=given.engine or engines.DEFAULT,
+            progress=show, **_plan_options(given))
     plans = {name: step.plan for name, step in report.steps.items()}
     predictions = {name: plan.predictions() for name, plan in plans.items()}
     with _printing(report):
@@ -258,11 +253,10 @@ def _cannot_write(option: str, path: str, error: Exception) -> ConfigurationErro
                               "that exists, with room for it.")
 
 
-def _cluster(given: argparse.Namespace) -> planning.Cluster:
-    """Returns the cluster that options describe; raises PoseidonError if there is none."""
-    return planning.Cluster(given.workers, given.servers, given.bandwidth_gbps, given.latency_us, given.gflops,
-                            given.accelerators, given.ranks_per_node, gpus_per_node=given.gpus_per_node,
-                            gpu_link_gbps=given.gpu_link_gbps)
+def _plan_options(given: argparse.Namespace) -> dict[str, Any]:
+    """Returns the values of the `PlanOptions`, by name."""
+    return {field.name: dict(given.pin) if field.name == "pins" else getattr(given, field.name)
+            for field in dataclasses.fields(PlanOptions)}
 
 
 @contextlib.contextmanager

@@ -90,13 +90,11 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
                                ("steps_per_execution", steps_per_execution, "one step")):
         if not isinstance(value, numbers.Integral) or value < 1:
             raise ConfigurationError(f"{name}={value!r}, expected a whole number, at least {least}.")
-    if wire_dtype not in options_lib.WIRE_DTYPES:
-        raise ConfigurationError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
+    planner = options_lib.PlanOptions(
+        workers=workers, servers=servers, bandwidth_gbps=bandwidth_gbps, latency_us=latency_us, gflops=gflops,
+        accelerators=accelerators, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node,
+        gpu_link_gbps=gpu_link_gbps, policy=policy, pins=pins, merge=merge, wire_dtype=wire_dtype).planner()
     _check_can_be_planned(model)
-    cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators, ranks_per_node,
-                               gpus_per_node=gpus_per_node, gpu_link_gbps=gpu_link_gbps)
-    planner = planning.Planner(cluster, policy, tuple(dict(pins or {}).items()), merge)
-    planner.plan(())  # checks policy and pins before anything takes long
     # A single worker would synchronise nothing, so its step is partitioned for two.
     options = partitioning.PartitionOptions(max(workers, 2), wire_dtype, inlines=True)
     with hooks.installed():

@@ -20,6 +20,7 @@ from tf_poseidon.graph_passes.saved import rewritten_steps as rewriting_lib
 from tf_poseidon.graph_passes.saved import strip as strip_lib
 from tf_poseidon.job import engines
 from tf_poseidon.ops import library
+from tf_poseidon.options import PlanOptions
 from tf_poseidon.saved_graphs import formats
 
 S = TypeVar("S", bound=formats.Saved)
@@ -83,7 +84,7 @@ def rewrite_saved_model(source: str | os.PathLike[str], target: str | os.PathLik
     Raises:
         PoseidonError: If the graph cannot be rewritten; nothing is written then.
     """
-    return _rewrite(_of_kind(source, formats.SavedModel), target, signature, (), **options)
+    return _rewrite(_of_kind(source, formats.SavedModel), target, signature, (), SavedGraphOptions(**options))
 
 
 def rewrite_meta_graph(source: str | os.PathLike[str], target: str | os.PathLike[str],
@@ -106,7 +107,7 @@ def rewrite_meta_graph(source: str | os.PathLike[str], target: str | os.PathLike
     Raises:
         PoseidonError: If the graph cannot be rewritten; nothing is written then.
     """
-    return _rewrite(_of_kind(source, formats.MetaGraph), target, signature, train_op, **options)
+    return _rewrite(_of_kind(source, formats.MetaGraph), target, signature, train_op, SavedGraphOptions(**options))
 
 
 def rewrite_graph_def(source: str | os.PathLike[str], target: str | os.PathLike[str], train_op: str | Sequence[str],
@@ -130,7 +131,7 @@ def rewrite_graph_def(source: str | os.PathLike[str], target: str | os.PathLike[
     """
     if not train_op:
         raise GraphError("A GraphDef does not say what makes a training step; name its update ops: train_op.")
-    return _rewrite(_of_kind(source, formats.GraphDef), target, None, train_op, **options)
+    return _rewrite(_of_kind(source, formats.GraphDef), target, None, train_op, SavedGraphOptions(**options))
 
 
 def rewrite(source: str | os.PathLike[str], target: str | os.PathLike[str],
@@ -141,7 +142,7 @@ def rewrite(source: str | os.PathLike[str], target: str | os.PathLike[str],
     if isinstance(graph, formats.GraphDef) and not train_op:
         raise GraphError(f"'{source}' does not say what makes a training step; name its update ops with "
                          "--train_op.")
-    return _rewrite(graph, target, signature, train_op, **options)
+    return _rewrite(graph, target, signature, train_op, SavedGraphOptions(**options))
 
 
 def strip(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
@@ -165,61 +166,72 @@ def _of_kind(path: str | os.PathLike[str], kind: type[S]) -> S:
     return graph
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedGraphOptions(PlanOptions):
+    """How a saved graph is rewritten.
+
+    Attributes:
+        batch_size, plan, inputs, strict, engine, progress: Same as in `rewrite_saved_model`.
+
+    Raises:
+        ConfigurationError: If a value is out of range, or not possible with the engine.
+    """
+
+    batch_size: int | None = None
+    plan: planning.Plan | str | os.PathLike[str] | None = None
+    inputs: Mapping[str, str | int] | None = None
+    strict: bool = False
+    engine: str = engines.DEFAULT
+    progress: Callable[[str], object] = lambda what: None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.engine not in engines.names():
+            raise ConfigurationError(f"engine={self.engine!r}, expected one of {', '.join(engines.names())}.")
+        for name, default in (("wire_dtype", None), ("ranks_per_node", 1), ("gpus_per_node", 1)):
+            if getattr(self, name) != default and engines.load(self.engine).writer.has_to_agree:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)!r} is for the engine 'mpi' only; omit it.")
+        if self.batch_size is not None and (not isinstance(self.batch_size, int) or isinstance(self.batch_size, bool)
+                                            or not 1 <= self.batch_size < 1 << 31):
+            raise ConfigurationError(f"batch_size={self.batch_size!r}, expected a whole number, at least one row per "
+                                     "worker.")
+        if not isinstance(self.inputs or {}, Mapping):
+            raise ConfigurationError(f"inputs={self.inputs!r}, expected a dictionary: 'rows', 'same' or a dimension "
+                                     "per name.")
+        if self.plan is not None and not isinstance(self.plan, planning.Plan):
+            object.__setattr__(self, "plan", planning.Plan.load(self.plan))
+
+    def planner(self) -> planning.Planner:
+        """Returns what makes the plan, or follows the given one."""
+        return super().planner() if self.plan is None else planning.Planner(self.plan.cluster, given=self.plan)
+
+
 def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: str | Sequence[str] | None,
-             train_op: str | Sequence[str], *, workers: int | None = None, batch_size: int | None = None,
-             bandwidth_gbps: float = 10.0, latency_us: float = 50.0, gflops: float = 1000.0, accelerators: bool = False,
-             servers: int = 0, ranks_per_node: int = 1, policy: str = "auto", pins: Mapping[str, str] | None = None,
-             merge: bool = False, plan: planning.Plan | str | os.PathLike[str] | None = None,
-             inputs: Mapping[str, str | int] | None = None, wire_dtype: str | None = None, strict: bool = False,
-             engine: str = engines.DEFAULT, progress: Callable[[str], object] = lambda what: None,
-             gpus_per_node: int = 1, gpu_link_gbps: float = 0.0) -> RewriteReport:
+             train_op: str | Sequence[str], options: SavedGraphOptions) -> RewriteReport:
     train_op = (train_op,) if isinstance(train_op, str) else train_op or ()
     if not isinstance(train_op, (list, tuple)) or not all(isinstance(name, str) for name in train_op):
         raise ConfigurationError(f"train_op={train_op!r}, expected names of ops.")
-    if wire_dtype not in (None, "bfloat16"):
-        raise ConfigurationError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
-    if engine not in engines.names():
-        raise ConfigurationError(f"engine={engine!r}, expected one of {', '.join(engines.names())}.")
-    engine = engines.load(engine)
-    engine.register_ops()
-    for name, value, default in (("wire_dtype", wire_dtype, None), ("ranks_per_node", ranks_per_node, 1),
-                                 ("gpus_per_node", gpus_per_node, 1)):
-        if value != default and engine.writer.has_to_agree:
-            raise ConfigurationError(f"{name}={value!r} is for the engine 'mpi' only; omit it.")
-    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)
-                                   or not 1 <= batch_size < 1 << 31):
-        raise ConfigurationError(f"batch_size={batch_size!r}, expected a whole number, at least one row per worker.")
-    if not isinstance(pins or {}, dict):
-        raise ConfigurationError(f"pins={pins!r}, expected a dictionary of patterns and schemes.")
-    if plan is not None:
-        plan = plan if isinstance(plan, planning.Plan) else planning.Plan.load(plan)
-        planner = planning.Planner(plan.cluster, given=plan)
-    elif workers is None:
-        raise ConfigurationError("Neither a number of workers nor a plan is given; give one of the two.")
-    else:
-        cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators, ranks_per_node,
-                                   gpus_per_node=gpus_per_node, gpu_link_gbps=gpu_link_gbps)
-        planner = planning.Planner(cluster, policy, tuple((pins or {}).items()), merge)
-        planner.plan(())  # checks policy and pins before anything takes long
-    if not isinstance(inputs or {}, dict):
-        raise ConfigurationError(f"inputs={inputs!r}, expected a dictionary: 'rows', 'same' or a dimension per name.")
+    planner = options.planner()
     graph.check_target(target)
     if not graph.graph_def.node:
         raise GraphError(f"'{graph.path}' holds a graph without nodes; it is damaged, or another kind of file.")
-    library.load()  # TensorFlow must know our ops
+    library.load()  # TensorFlow must know our ops, and those of the engine
+    engine = engines.load(options.engine)
+    engine.register_ops()
     steps = graph.steps(signature, train_op)
-    if plan is not None and len(steps) > 1:
+    if options.plan is not None and len(steps) > 1:
         raise ConfigurationError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan "
                                  "is for a single step.")
-    options = rewriting_lib.RewriteOptions(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype,
-                                           strict, engine.writer, progress)
     with garbage.unsearched():
-        rewritten = rewriting_lib.rewrite(graph.graph_def, steps, graph.has_functions, options)
+        rewritten = rewriting_lib.rewrite(graph.graph_def, steps, graph.has_functions, rewriting_lib.RewriteOptions(
+            planner, grappler.add_shapes, options.inputs or {}, options.batch_size, options.wire_dtype, options.strict,
+            engine.writer, options.progress))
     plans = [step.plan for step in rewritten.steps.values()]
     unmatched = [planning.unmatched_pins(planner.pins, plan) for plan in plans]
     if plans and all(unmatched):
         raise ConfigurationError(unmatched[0])
     graph.graph_def.CopyFrom(rewritten.graph_def)
-    progress("writing files")
+    options.progress("writing files")
     graph.write(target)
     return RewriteReport(rewritten.steps)
