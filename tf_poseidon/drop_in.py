@@ -22,7 +22,7 @@ from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.graph_passes import session as rewriting
 from tf_poseidon.job import agreement
 from tf_poseidon.job import calibration
-from tf_poseidon.job import engines
+from tf_poseidon.job.engines import horovod
 from tf_poseidon.ops import library
 
 # Speed of a processor, if nothing was measured.
@@ -80,25 +80,26 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
         raise ConfigurationError("poseidon.enable() was called in a program without eager execution, as "
                                  "tf.disable_v2_behavior() and tf.Graph().as_default() make it; it exchanges what it "
                                  "measures eagerly. Call it outside of the graph, and train in a tf.function.")
-    pins, job = tuple((pins or {}).items()), options.JobOptions(timeout_s=timeout_s)
+    pairs, job = tuple((pins or {}).items()), options.JobOptions(timeout_s=timeout_s)
     for name in ("ranks_per_node", "gpus_per_node"):
         if cluster is not None and getattr(cluster, name) > 1:
             raise ConfigurationError(f"The cluster has {name}={getattr(cluster, name)}, but only sums of "
                                      f"PoseidonStrategy combine the ranks of a node; give it {name}=1.")
-    planning.make_plan((), policy, planning.Cluster(max(size, 1)), pins)  # checks them
+    planning.make_plan((), policy, planning.Cluster(max(size, 1)), pairs)  # checks them
     library.load()
+    comparison: rewriting.TextComparison
     if size == 1:
         comparison = agreement.SingleRankComparison()
     elif hvd is not None:
-        communicator = engines.load("horovod").connect(job, may_leave=True)
+        communicator = horovod.connect(job, may_leave=True)
         comparison = agreement.CommunicatorComparison(communicator)
         if cluster is None and policy == "auto":
-            cluster = calibration.measure(communicator, engines.load("horovod").sum_in_place)
+            cluster = calibration.measure(communicator, horovod.sum_in_place)
     else:
         comparison = agreement.CoordinationServiceComparison(rank, size, job.timeout_s)
     if cluster is None:
         cluster = planning.Cluster(size, gflops=_GFLOPS)
-    session = rewriting.RewriteSession(planning.Planner(cluster, policy, pins), is_foreign=True, comparison=comparison)
+    session = rewriting.RewriteSession(planning.Planner(cluster, policy, pairs), is_foreign=True, comparison=comparison)
     passes = grappler.enable(rank, session, strict=False)
     if hvd is not None:
         _refuse_join(hvd, passes)

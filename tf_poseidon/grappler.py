@@ -16,6 +16,7 @@ import ctypes
 import dataclasses
 import itertools
 import logging
+from typing import Any
 from typing import Literal
 from typing import overload
 import weakref
@@ -83,7 +84,7 @@ _NO_PLACE = ("another plug-in of TensorFlow's graph optimizer is loaded, and Ten
              "device; do not load that one")
 
 
-def _plug_in(passes: _Passes, markers: Collection[str]) -> bool:
+def _plug_in(passes: Any, markers: Collection[str]) -> bool:
     """Hands passes, possibly null, to the bridge; returns False if another plug-in has its place."""
     global _is_plugged_in
     _, lib = library.load()
@@ -159,7 +160,7 @@ class GraphPass:
     @property
     def plan(self) -> planning.Plan | None:
         """The plan of the training function that was last rewritten or refused; None before the first one."""
-        return self._latest and self._latest.plan
+        return None if self._latest is None else self._latest.plan
 
     def expect(self, number: int = -1, whole: Sequence[planning.WholeOp] = (),
                has_sites: bool = True) -> PlannedFunction:
@@ -178,7 +179,7 @@ class GraphPass:
         planner = self.session.planner
         function = PlannedFunction(planner.refusal(
             "TensorFlow has not run the graph pass; enable Grappler (tf.config.optimizer)") if has_sites else
-            dataclasses.replace(planner.by_policy().plan(()), whole=whole))
+            dataclasses.replace(planner.by_policy().plan(()), whole=tuple(whole)))
         if number >= 0:
             self._functions[number] = function
         self._latest = function
@@ -217,7 +218,7 @@ class GraphPass:
             _log.warning("A graph that trains nothing was not rewritten: it computes the same, but slower. %s",
                          outcome.refusal)
             return graph_def if session.has_to_agree else None
-        if outcome.graph_def is not None and trains:
+        if outcome.graph_def is not None and outcome.plan is not None and trains:
             self.note(number, dataclasses.replace(outcome.plan, whole=_whole_ops(agree)))
             schemes = collections.Counter(d.scheme for d in outcome.plan.decisions)
             _log.log(self._log_level,

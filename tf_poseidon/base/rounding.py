@@ -98,7 +98,7 @@ def epsilon(nodes: Iterable[node_def_pb2.NodeDef]) -> float:
 
     Give it a rewritten step, which may round the tensors that ranks exchange.
     """
-    found = set()
+    found: set[str] = set()
     for node in nodes:
         for value in node.attr.values():
             found.update((value.type, *value.list.type))

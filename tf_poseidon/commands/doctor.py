@@ -286,7 +286,8 @@ def _limits() -> Iterator[Finding]:
     try:
         room = os.statvfs("/dev/shm")
     except OSError as error:
-        yield Finding("/dev/shm", error.strerror, Kind.NOTE, "ranks of a machine exchange over loopback without it")
+        yield Finding("/dev/shm", str(error.strerror), Kind.NOTE,
+                      "ranks of a machine exchange over loopback without it")
         return
     free = room.f_bavail * room.f_frsize
     yield _unless(free >= 10 * _SHARED_BYTES, "/dev/shm", f"{free >> 20} MiB free",

@@ -52,7 +52,7 @@ class OwnRows(tf.experimental.ExtensionType):
 
 
 # Batch sizes declared by the creator of a dataset; see `batch_size`.
-batch_sizes = weakref.WeakKeyDictionary()
+batch_sizes: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
 
 
 def first_rows(structure: Any) -> OwnRows | None:
@@ -73,7 +73,7 @@ def own_rows(structure: Any) -> Any:
         _slice_rows(leaf.value, 0, leaf.count), structure)
 
 
-def part_of_rank(total: tf.Tensor | int, rank: int, size: int) -> tuple[tf.Tensor | int, tf.Tensor | int]:
+def part_of_rank(total: Any, rank: int, size: int) -> tuple[Any, Any]:
     """Returns (begin, count): the contiguous part of `total` rows that is this rank's.
 
     The parts differ by at most one row, and lower ranks get the larger ones. `total` may be an int
@@ -81,7 +81,8 @@ def part_of_rank(total: tf.Tensor | int, rank: int, size: int) -> tuple[tf.Tenso
     """
     base, extra = total // size, total % size
     smaller = tf.minimum if tf.is_tensor(total) else min
-    count = base + (tf.cast(rank < extra, base.dtype) if tf.is_tensor(total) else rank < extra)
+    one_more = rank < extra
+    count = base + (tf.cast(one_more, total.dtype) if tf.is_tensor(total) else one_more)
     return rank * base + smaller(rank, extra), count
 
 

@@ -8,6 +8,7 @@ import hashlib
 import re
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_poseidon import ops
@@ -57,7 +58,7 @@ def _described(batch: Any) -> tuple[tf.Tensor, list[tf.Tensor], int]:
             int.from_bytes(hashlib.blake2b(structure.encode(), digest_size=7).digest(), "big"))
 
 
-def difference(what: str, mine: Sequence[int], of_rank_0: Sequence[int]) -> str:
+def difference(what: str, mine: Sequence[int] | np.ndarray, of_rank_0: Sequence[int] | np.ndarray) -> str:
     """Returns how a rank's data differ from rank 0's and what to do about it, empty if they are the same.
 
     Args:

@@ -182,7 +182,7 @@ def _element(model: keras.Model, data: Any) -> tuple[Any, ...]:
     if isinstance(loss, dict):  # by the names of the outputs
         losses = [loss.get(name) for name in model.output_names]
     else:
-        losses = loss if isinstance(loss, (list, tuple)) else [loss] * len(flat)
+        losses = list(loss) if isinstance(loss, (list, tuple)) else [loss] * len(flat)
     return x, keras.tree.pack_sequence_as(outputs, list(map(_target, flat, losses)))
 
 

@@ -52,12 +52,13 @@ class CommunicatorComparison:
         """Returns None if all ranks have the same text under a key, else a sentence about the first difference."""
         site = f"agreement/{key}"
         digest = np.frombuffer(hashlib.sha256(text.encode(errors="surrogatepass")).digest(), np.uint8)
-        digests, = self._communicator.submit_factors(site, [digest.reshape(1, -1)])()
+        digests = self._communicator.gather(site, digest.reshape(1, -1))
         differing = [r for r in range(len(digests)) if (digests[r] != digests[0]).any()]
         if not differing:
             return None
-        texts = [self._communicator.broadcast_text(f"{site}/text/{r}", text, r) for r in (0, differing[0])]
-        return first_difference(*texts, 0, differing[0])
+        of_rank_0, of_other = (self._communicator.broadcast_text(f"{site}/text/{r}", text, r)
+                               for r in (0, differing[0]))
+        return first_difference(of_rank_0, of_other, 0, differing[0])
 
 
 class CoordinationServiceComparison:

@@ -189,7 +189,8 @@ def is_undisturbed(alone: Sequence[float], exchange: Callable[[], object],
 
 def _product_times(time_product: Callable[[], float]) -> list[float]:
     """Returns the seconds of several products."""
-    times, end = [], time.perf_counter() + _COMPUTE_S
+    times: list[float] = []
+    end = time.perf_counter() + _COMPUTE_S
     while time.perf_counter() < end or len(times) < 3:
         times.append(time_product())
     return times

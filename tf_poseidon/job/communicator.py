@@ -118,10 +118,10 @@ class Communicator:
         hosts: The number of each rank's host, None where that is unknown. Ranks of a host may be several nodes.
     """
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int | None) -> None:
         self._lib = _functions()
         self._handle = handle
-        self._in_flight = {}  # arrays of each exchange that has not succeeded
+        self._in_flight: dict[object, Sequence[np.ndarray]] = {}  # arrays of each exchange that has not succeeded
         self._is_recording = False
         self.rank = self._lib.poseidon_rank(handle)
         self.size = self._lib.poseidon_size(handle)
@@ -188,26 +188,26 @@ class Communicator:
             ranks in rank order; or None if a rank has refused, or has a different form. It raises
             JobEndedError if the job was ended.
         """
-        parts = [np.asarray(part, order="C") for part in parts]
-        columns = [part.shape[1] * part.itemsize for part in parts]
+        matrices = [np.asarray(part, order="C") for part in parts]
+        columns = [matrix.shape[1] * matrix.itemsize for matrix in matrices]
         handle = self._lib.poseidon_submit_factors(
-            self._handle, encoded(site), encoded(form), len(parts),
-            (ctypes.c_void_p * len(parts))(*(part.ctypes.data for part in parts)),
-            (ctypes.c_int64 * len(parts))(*(len(part) for part in parts)),
-            (ctypes.c_int64 * len(parts))(*columns),
-            (ctypes.c_int64 * len(parts))(*(part.itemsize if leave_out_zeros else 0 for part in parts)))
+            self._handle, encoded(site), encoded(form), len(matrices),
+            (ctypes.c_void_p * len(matrices))(*(matrix.ctypes.data for matrix in matrices)),
+            (ctypes.c_int64 * len(matrices))(*map(len, matrices)),
+            (ctypes.c_int64 * len(matrices))(*columns),
+            (ctypes.c_int64 * len(matrices))(*(matrix.itemsize if leave_out_zeros else 0 for matrix in matrices)))
 
         def result() -> list[np.ndarray] | None:
             if not self._lib.poseidon_has_factors(handle):
                 return None
             gathered = []
-            for i, part in enumerate(parts):
+            for i, matrix in enumerate(matrices):
                 rows = self._lib.poseidon_factor_bytes(handle, i) // max(columns[i], 1)
-                gathered.append(np.empty((rows, part.shape[1]), part.dtype))
+                gathered.append(np.empty((rows, matrix.shape[1]), matrix.dtype))
                 self._lib.poseidon_copy_factor(handle, i, gathered[-1].ctypes.data)
             return gathered
 
-        return self._waiting(handle, parts, result)
+        return self._waiting(handle, matrices, result)
 
     def _waiting(self, handle: int, arrays: Sequence[np.ndarray], result: Callable[[], T]) -> Callable[[], T]:
         """Returns a function that waits for the exchange `handle` and then calls `result`."""
@@ -233,6 +233,13 @@ class Communicator:
     def sum(self, site: str, value: npt.ArrayLike, contributes: bool = True) -> np.ndarray:
         """Returns the sum of `value` over all ranks, added in the order of ranks, then of nodes."""
         return self.submit(site, value, contributes)()
+
+    def gather(self, site: str, matrix: npt.ArrayLike) -> np.ndarray:
+        """Returns the rows of the matrices of all ranks, in rank order; they have as many columns."""
+        gathered = self.submit_factors(site, [matrix])()
+        if gathered is None:
+            raise JobError(f"Ranks have matrices of other types for '{site}', expected those of rank {self.rank}.")
+        return gathered[0]
 
     def broadcast(self, site: str, value: npt.ArrayLike, root: int = 0) -> np.ndarray:
         """Returns the value of rank `root`."""
@@ -297,7 +304,8 @@ class Communicator:
             "short_factor_bytes": of these as they travel, without zeros}}, "waited_for": {rank: seconds}}.
         """
         statistics = self._json(self._lib.poseidon_statistics)
-        counts, sites = statistics["sites"], {}
+        counts: dict[str, Any] = statistics["sites"]
+        sites: dict[str, Any] = {}
         names = graph_steps.in_any(counts)
         for site, counters in counts.items():
             total = sites.setdefault(names[site][0], dict.fromkeys(counters, 0))
@@ -406,8 +414,9 @@ def join_loopback(size: int, options: JobOptions | list[JobOptions] = JobOptions
     given = options if isinstance(options, list) else [options] * size
     handles = (ctypes.c_void_p * size)()
     error = ctypes.create_string_buffer(_TEXT_BYTES)
-    nodes = None if nodes is None else (ctypes.c_int32 * size)(*nodes)
-    if not _functions().poseidon_join_loopback(size, nodes, (_Options * size)(*map(_c_options, given)), handles, error):
+    numbers = None if nodes is None else (ctypes.c_int32 * size)(*nodes)
+    c_options = (_Options * size)(*map(_c_options, given))
+    if not _functions().poseidon_join_loopback(size, numbers, c_options, handles, error):
         raise JobError(error.value.decode(errors="replace"))
     return [Communicator(handle) for handle in handles]
 

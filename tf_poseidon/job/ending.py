@@ -59,7 +59,7 @@ class Ending:
         os._exit = self.exit
         atexit.register(self.leave)
 
-    def exit(self, status: int) -> None:
+    def exit(self, status: int) -> NoReturn:
         """`os._exit` of a rank: with status 0 before the end of the job, the launcher would report success."""
         if os.getpid() == self._pid and status == 0:
             cause = (f"Rank {self._communicator.rank} on {socket.gethostname()} called os._exit(0) before the job had "
@@ -74,7 +74,8 @@ class Ending:
               trace: types.TracebackType | None) -> None:
         """The excepthook of a rank: the first failure is the last thing that any rank prints."""
         if os.getpid() != self._pid:
-            return previous_hook(kind, error, trace)
+            previous_hook(kind, error, trace)
+            return
         cause = self._communicator.failure
         interrupted = interrupts.is_interrupt(error)
         if interrupted:

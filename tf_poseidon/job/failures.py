@@ -57,7 +57,7 @@ def explain(error: BaseException, sentence: str) -> None:
     """Adds a sentence to what is printed of an error, whose type stays: programs catch it by that."""
     notes = getattr(error, "__notes__", [])
     if sentence not in notes:
-        error.__notes__ = [*notes, sentence]
+        error.__notes__ = [*notes, sentence]  # type: ignore[attr-defined]  # since Python 3.11
 
 
 def note(error: BaseException, what: str, communicator: "Communicator") -> None:

@@ -23,9 +23,10 @@ from tf_poseidon.job.communicator import Communicator
 class Held:
     """The variables that hold summands."""
 
-    def __init__(self, communicator: Communicator | None) -> None:
+    def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._variables = {}  # by identity: (reference to the variable, whether a partitioned function uses it)
+        # By identity: (reference to the variable, whether a partitioned function uses it).
+        self._variables: dict[int, tuple[weakref.ref[tf.Variable], bool]] = {}
         self._meanwhile: tuple[tf.Variable, ...] = ()
         self._steps = 0  # since they hold summands
         self._thread = 0  # in which these steps run

@@ -46,7 +46,13 @@ _is_announced = False
 
 def communicator() -> "Communicator | None":
     """Returns this process's communicator; None if it runs alone, or has not joined."""
-    return _membership and _membership.communicator
+    return None if _membership is None else _membership.communicator
+
+
+def size() -> int:
+    """Returns the number of ranks of the job."""
+    ranks = communicator()
+    return 1 if ranks is None else ranks.size
 
 
 def servers() -> tuple[int, ...]:

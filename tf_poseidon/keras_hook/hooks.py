@@ -36,7 +36,7 @@ class Hook(table.Name):
     alone: Callable[..., Any] | None = None
 
 
-def _always(wrapper: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+def _always(wrapper: Callable[..., Any]) -> dict[str, Any]:
     return {"wrapper": wrapper, "alone": wrapper}
 
 
@@ -136,7 +136,7 @@ def install(alone: bool = False) -> list[tuple[type, str, Callable[..., Any]]]:
                     **kwargs: Any) -> Any:
             return _wrapper(_original, *args, **kwargs)
 
-        wrapped._is_poseidon_hook = True
+        wrapped._is_poseidon_hook = True  # type: ignore[attr-defined]
         setattr(owner, attribute, wrapped)
         replaced.append((owner, attribute, original))
     return replaced

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import functools
 from typing import Any
+from typing import cast
 
 import tensorflow as tf
 
@@ -43,19 +44,20 @@ def distributed(variable: tf.Variable, job: Job) -> tf.Variable:
         raise GraphError(f"'{variable.name}' has aggregation=MEAN and dtype {variable.dtype.name}, which rounds means; "
                          "give it a floating-point dtype, or aggregation=SUM.")
     if variable.synchronization == tf.VariableSynchronization.ON_READ:
-        kind = OnRead
+        kind: type[_Distributed] = OnRead
     elif variable.aggregation == tf.VariableAggregation.NONE or _is_of_keras.get():
         return variable
     else:
         kind = OnWrite
     # The creators of TensorFlow know their own classes only: a tf.function's variable has one that lifts its value.
-    variable.__class__ = _subclass(kind, type(variable))
+    base: Any = type(variable)
+    variable.__class__ = _subclass(cast(Any, kind), base)
     variable.job = job
     return variable
 
 
 @functools.cache
-def _subclass(kind: type, base: type) -> type:
+def _subclass(kind: Any, base: Any) -> Any:
     return type(kind.__name__, (kind, base), {})
 
 
@@ -87,7 +89,18 @@ def _scattering(name: str) -> Callable[..., Any]:
 
 
 class _Distributed:
-    """What both kinds have in common: the methods of `tf.Variable` that change it."""
+    """What both kinds have in common: the methods of `tf.Variable` that change it.
+
+    Attributes:
+        job: The job.
+    """
+
+    job: Job
+    # Those of the `tf.Variable` that it is, too.
+    aggregation: tf.VariableAggregation
+    dtype: tf.DType
+    value: Callable[[], tf.Tensor]
+    is_initialized: Callable[[], tf.Tensor]
 
     assign, assign_add, assign_sub = map(_changing, ("assign", "assign_add", "assign_sub"))
     scatter_add, scatter_sub, scatter_update, scatter_min, scatter_max, scatter_mul, scatter_div, scatter_nd_add, \
@@ -153,7 +166,7 @@ class OnRead(_Distributed):
 
     @tf.autograph.experimental.do_not_convert
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        value = super()._read_variable_op(*args, **kwargs)
+        value = super()._read_variable_op(*args, **kwargs)  # type: ignore[misc]  # of the `tf.Variable`
         if context.is_inside():
             self.check_is_same()
             return value

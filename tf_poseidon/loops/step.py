@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import contextlib
 import contextvars
 import dataclasses
+from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -24,7 +26,7 @@ from tf_poseidon.ops import sites
 _current: "contextvars.ContextVar[Step | None]" = contextvars.ContextVar("step", default=None)
 
 # Of one variable; None if the loss does not depend on it.
-Gradient = tf.Tensor | tf.IndexedSlices | None
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 
 def current() -> "Step | None":
@@ -82,11 +84,11 @@ class Step:
         self.share = share
         self._is_applying = False
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        self._gradients = []  # a line of text per gradient site, in the order of the trace
+        self._gradients: list[str] = []  # a line of text per gradient site, in the order of the trace
         self._verifier = verifier
         self._wire_dtype = wire_dtype
-        self._weights = {}  # variables whose gradients were synchronised in this step, by path
-        self._state = {}  # (path, variable) assigned in this step, by identity
+        self._weights: dict[str, tf.Variable] = {}  # variables whose gradients were synchronised in this step, by path
+        self._state: dict[int, tuple[str, Any]] = {}  # (path, variable) assigned in this step, by identity
 
     @contextlib.contextmanager
     def active(self) -> "Iterator[Step]":
@@ -142,7 +144,7 @@ class Step:
             A list of tensors, IndexedSlices in which each index occurs once, and None, as given.
         """
         is_due = None
-        result = []
+        result: list[Gradient] = []
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is None:
                 result.append(None)

@@ -89,7 +89,7 @@ class Call:
 
 def _marks(inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[tuple[str, Mark | None]]:
     """Returns (name, mark) per tensor or constant of the arguments; the mark is None if none was given."""
-    marks = []
+    marks: list[tuple[str, Mark | None]] = []
     for name, value in arguments.items():
         leaves, mark = tf.nest.flatten(value), inputs.get(name)
         if mark is None or isinstance(mark, (str, int)):
@@ -144,9 +144,9 @@ def _dimension(tensor: tf.Tensor, name: str, mark: Mark | None) -> int | None:
         return 0 if rank else None
     if mark == _SAME:
         return None
-    if mark != _ROWS and not isinstance(mark, int):
-        raise GraphError(f"inputs= says {mark!r} for '{name}'; give 'rows', 'same', or the number of a dimension.")
     dimension = 0 if mark == _ROWS else mark
+    if not isinstance(dimension, int):
+        raise GraphError(f"inputs= says {mark!r} for '{name}'; give 'rows', 'same', or the number of a dimension.")
     if rank is None or not 0 <= dimension < rank:
         raise GraphError(f"'{name}' has {rank} dimensions, and inputs= says that its rows are in dimension "
                          f"{dimension}; give 'same' for tensors without rows.")

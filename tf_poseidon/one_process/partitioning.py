@@ -474,7 +474,8 @@ def _describe_variables(graph_def: graph_pb2.GraphDef, captures: Iterable[tuple[
 
 def _verified(markers: Iterable[tf.Operation], verifier: Verifier) -> list[tf.Operation]:
     """Compares the result of each PoseidonSync with the plain sum; returns the operations that do so."""
-    graph, is_due, checks = tf.compat.v1.get_default_graph(), None, []
+    graph, is_due = tf.compat.v1.get_default_graph(), None
+    checks: list[tf.Operation] = []
     for marker in markers:
         site = marker.get_attr("site").decode()
         before = len(graph.get_operations())

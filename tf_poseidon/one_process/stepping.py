@@ -41,9 +41,9 @@ class Steps:
         self._replica = replica
         self._trains = trains
         self._accumulators = accumulators
-        self._traces = {}
-        self._next = {}  # by function: its `_OnNext`
-        self._rows = None
+        self._traces: dict[tuple[Any, tracing.ResultForm], tracing.Trace] = {}
+        self._next: dict[Callable[..., Any], _OnNext] = {}
+        self._rows: int | None = None
         self._own_rows: list[Any] | None = None  # in `keeping_rows`
         self._has_warned = False
 
@@ -102,7 +102,7 @@ class Steps:
         Returns:
             The results of the last step; None if there is no batch. A `Pending`, if it has to be read.
         """
-        result, left = None, []
+        result, left = None, list[calls.Call]()
         done, steps = 0, unroll.MOST_STEPS  # as long as no trace says how many run at a time
         while done < number:
             if len(left) < min(steps, number - done):
@@ -173,8 +173,8 @@ class _OnNext:
         self._trace_of = trace_of
         self._step = function
         self._function = tf.function(self._run, autograph=False)
-        self._traces = {}  # by ConcreteFunction: the `Trace` in it
-        self._of = weakref.WeakKeyDictionary()  # by iterator: what `of` returns
+        self._traces: dict[Any, tracing.Trace] = {}  # by ConcreteFunction: the `Trace` in it
+        self._of: weakref.WeakKeyDictionary[tf.data.Iterator, tuple[Any, tracing.Trace]] = weakref.WeakKeyDictionary()
         self._last: tracing.Trace | None = None
 
     def of(self, iterator: tf.data.Iterator, strategy: tf.distribute.Strategy
@@ -183,6 +183,7 @@ class _OnNext:
         if iterator not in self._of:
             with strategy.scope():
                 concrete = self._function.get_concrete_function(iterator)
+            assert self._last is not None
             self._of[iterator] = concrete, self._traces.setdefault(concrete, self._last)
         return self._of[iterator]
 

@@ -74,16 +74,17 @@ class Trace:
             planned: What has the function's plan, if it trains and is partitioned.
         """
         self.name = name
-        self.report = partitioned and partitioned.report
+        self.report = None if partitioned is None else partitioned.report
         self._held = held_variables
         self._traced = traced
         self._partitioned = partitioned
-        self._results = partitioned and partitioned.results
+        self._results = None if partitioned is None else partitioned.results
         self._verifier = verifier
         self._planned = planned
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         if self._partitioned is None:
+            assert self._traced is not None
             return self._traced(*tensors)
         if self._verifier is not None and tf.executing_eagerly():
             return self._verifier.run(self._partitioned, tensors)
@@ -96,8 +97,9 @@ class Trace:
 
     def unrolled_steps(self, number: int) -> int:
         """Returns how many of a number of runs become one graph."""
-        is_single = self._partitioned is None or self._verifier is not None
-        return 1 if is_single else self._partitioned.unrolled_steps(number)
+        if self._partitioned is None or self._verifier is not None:
+            return 1
+        return self._partitioned.unrolled_steps(number)
 
     def run(self, inputs: Sequence[Sequence[tf.Tensor]]) -> Any:
         """Runs the function as often as there are inputs, in one graph.
@@ -106,9 +108,9 @@ class Trace:
             The results of the last run; a `Pending` if they have to be read.
         """
         self.before()
-        if self._planned is not None:
+        if self._planned is not None and self._partitioned is not None:
             self._planned.overlap = str(self._partitioned.order)
-        if len(inputs) == 1:
+        if self._partitioned is None or len(inputs) == 1:
             return self.pending(self(inputs[0]), 1)
         return self.pending(self._partitioned.unrolled(len(inputs))(
             *(tensor for tensors in inputs for tensor in tensors)), len(inputs))
@@ -185,39 +187,39 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Rep
         job.held.end()
     job.new_variables.broadcast()
     # Not in an init_scope, in which tapes record nothing.
-    function = traced(function, call, replica)
+    concrete = traced(function, call, replica)
     with tf.init_scope():
         job.new_variables.broadcast()  # of a model that its first step builds
         job.held.add(accumulators())
-        variables = [variable for _, variable in partitioning.variables_of(function.graph)]
+        variables = [variable for _, variable in partitioning.variables_of(concrete.graph)]
         summands = [variable for variable in variables if job.held.holds(variable)]
         _share([variable for variable in variables if not job.held.holds(variable)], job.communicator, name)
         options = partitioning.PartitionOptions(job.size, job.wire_dtype, job.strict, job.verifier)
         problem, partitioned = "", None
         try:
             candidates = _read_later(variables) if results is ResultForm.READ_LATER and isinstance(
-                function.structured_outputs, dict) else None
-            partitioned = partitioning.PartitionedFunction(function, options, call.rows() if rows is None else rows,
+                concrete.structured_outputs, dict) else None
+            partitioned = partitioning.PartitionedFunction(concrete, options, call.rows() if rows is None else rows,
                                                            summands, trains, candidates, results is ResultForm.OWN_ROWS)
         except Exception as error:  # whatever goes wrong, the unmodified function computes the same
             problem = f"{type(error).__name__}: {error}"
         text = ["it is not partitioned"] if partitioned is None else [
-            "it is partitioned", partitioned.agreement_text, *graph_texts.captured_values(function)]
+            "it is partitioned", partitioned.agreement_text, *graph_texts.captured_values(concrete)]
         comparison = agreement.CommunicatorComparison(job.communicator)
         difference = comparison.difference(f"distribute/{name}", "\n".join(text))
-        if problem or difference:
-            _check_trained(function, job.communicator, name)
-            _check_same(function, comparison, name)
-            _refuse(call.name, _problem_of_ranks(problem, job.communicator, name) or difference, job)
+        if partitioned is None or difference:
+            _check_trained(concrete, job.communicator, name)
+            _check_same(concrete, comparison, name)
+            _refuse(call.name, _problem_of_ranks(problem, job.communicator, name) or str(difference), job)
             job.held.release(summands, name)
-            return Trace(name, job.held, function)
+            return Trace(name, job.held, concrete)
         job.held.use(summands)
     planned = job.graph_pass.expect(partitioned.number, partitioned.whole, partitioned.has_sites) if trains else None
     if job.verifier is not None and (verifier := _step_verifier(
-            function, call.name, job, summands)):
-        return Trace(name, job.held, function, partitioned, verifier, planned)
+            concrete, call.name, job, job.verifier.every, summands)):
+        return Trace(name, job.held, concrete, partitioned, verifier, planned)
     # The graph and its operations refer to each other where Python's collector cannot see it; a graph takes tens of MB.
-    tf_compat.dismantle(function.graph)
+    tf_compat.dismantle(concrete.graph)
     return Trace(name, job.held, partitioned=partitioned, planned=planned)
 
 
@@ -226,7 +228,7 @@ def _read_later(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
     return [variable for variable in variables if getattr(variable, "can_be_own", False)]
 
 
-def _step_verifier(function: tf.types.experimental.ConcreteFunction, name: str, job: Job,
+def _step_verifier(function: tf.types.experimental.ConcreteFunction, name: str, job: Job, every: int,
                    held: Sequence[tf.Variable]) -> step_verifier.StepVerifier | None:
     """Returns what compares a partitioned function with that of one process; None, and says so, if nothing can."""
     flat, _, variables = partitioning.flat(function)
@@ -235,8 +237,7 @@ def _step_verifier(function: tf.types.experimental.ConcreteFunction, name: str, 
             _log.info("verify compares the gradients of '%s' with plain sums, but not the step with one process: %s.",
                       name, problem)
         return None
-    return step_verifier.StepVerifier(function, name, variables.values(), flat, job.verifier.every,
-                                      job.communicator)
+    return step_verifier.StepVerifier(function, name, variables.values(), flat, every, job.communicator)
 
 
 def _check_trained(function: tf.types.experimental.ConcreteFunction, communicator: Communicator, name: str) -> None:
@@ -319,10 +320,10 @@ def traced(function: Callable[..., Any], call: calls.Call,
     """
 
     def body(*tensors: tf.Tensor) -> Any:
-        tensors = [tensor if dimension is None else library.load()[0].poseidon_rows(
+        rows = [tensor if dimension is None else library.load()[0].poseidon_rows(
             values=[tensor], dimensions=[dimension], names=[name])[0]
             for tensor, dimension, name in zip(tensors, call.dimensions, call.names)]
-        args, kwargs = call.arguments(tensors)
+        args, kwargs = call.arguments(rows)
         with context.inside(), replica():
             return function(*args, **kwargs)
 

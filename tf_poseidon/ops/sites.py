@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tf_poseidon.compat import tensorflow as tf_compat
 
-_occurrences = weakref.WeakKeyDictionary()  # by graph of an outermost function: how often it uses each name
+# By graph of an outermost function: how often it uses each name.
+_occurrences: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def unique_site(name: str) -> str:

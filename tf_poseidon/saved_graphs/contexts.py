@@ -6,11 +6,12 @@ Tests: tests/saved/test_saved_programs.py.
 """
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from tensorflow.core.protobuf import control_flow_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
-_Context = control_flow_pb2.WhileContextDef | control_flow_pb2.CondContextDef
+_Context: TypeAlias = control_flow_pb2.WhileContextDef | control_flow_pb2.CondContextDef
 
 _COLLECTIONS: dict[str, type[_Context]] = {
     "while_context": control_flow_pb2.WhileContextDef, "cond_context": control_flow_pb2.CondContextDef}

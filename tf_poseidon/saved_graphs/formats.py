@@ -85,9 +85,10 @@ class Saved(abc.ABC):
         """
         if train_op:
             return {"train_op": tuple(train_op)}
-        if signature is None and "train" not in self._signatures() and (names := self._train_ops()):
-            return {"train_op": names}
-        names = ("train",) if signature is None else (signature,) if isinstance(signature, str) else signature
+        if signature is None and "train" not in self._signatures() and (train_ops := self._train_ops()):
+            return {"train_op": train_ops}
+        signature = "train" if signature is None else signature
+        names = (signature,) if isinstance(signature, str) else signature
         if not isinstance(names, (list, tuple)) or not names or not all(isinstance(name, str) for name in names):
             raise GraphError(f"signature={signature!r}, expected the name of a signature, or a list of names.")
         return {name: self._outputs(name) for name in names}

@@ -61,8 +61,8 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
         PoseidonError: If the job cannot be joined, or ranks differ in their packages.
     """
     global _alone
-    options = options_lib.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s,
-                                     heartbeat_timeout_s, staging_bytes)
+    options = options_lib.JobOptions(engine, tuple(servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
+                                     startup_timeout_s, heartbeat_timeout_s, staging_bytes)
     runtime.check(options, options_lib.TrainingOptions())
     library.load()
     grappler.order_sums()

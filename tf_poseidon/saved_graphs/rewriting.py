@@ -204,7 +204,8 @@ class SavedGraphOptions(PlanOptions):
 
     def planner(self) -> planning.Planner:
         """Returns what makes the plan, or follows the given one."""
-        return super().planner() if self.plan is None else planning.Planner(self.plan.cluster, given=self.plan)
+        plan = self.plan
+        return planning.Planner(plan.cluster, given=plan) if isinstance(plan, planning.Plan) else super().planner()
 
 
 def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: str | Sequence[str] | None,

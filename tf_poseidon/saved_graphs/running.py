@@ -149,8 +149,10 @@ class _SessionRunner:
 
     def _make_accessors(self) -> None:
         """Adds ops that read and assign each variable, and finds the inputs."""
-        self.inputs, self._names, self._reads, self._assigns, self._feeds, self._is_ready = {}, [], [], [], [], []
-        self.optional, self.unused = {}, set()
+        self.inputs: dict[str, Any] = {}
+        self._names, self._reads, self._assigns, self._feeds, self._is_ready = [], [], [], [], []
+        self.optional: dict[str, Any] = {}
+        self.unused: set[str] = set()
         needed = _needed(self._targets.values())
         for op in self._graph.get_operations():
             if op.type in ("Placeholder", "PlaceholderWithDefault"):
@@ -208,7 +210,8 @@ def _optimiser(is_on: bool) -> Iterator[None]:
 
 def _numbered(names: Iterable[str]) -> list[str]:
     """Returns distinct names: the second "v" becomes "v (2)"."""
-    counts, found = collections.Counter(), []
+    counts: collections.Counter[str] = collections.Counter()
+    found: list[str] = []
     for name in names:
         counts[name] += 1
         found.append(name if counts[name] == 1 else f"{name} ({counts[name]})")

@@ -98,8 +98,7 @@ def between_ranks(result: Verification, step: int, values: Mapping[tuple[str, st
     if communicator is None or not keys:
         return
     digests = np.frombuffer(b"".join(_digest(values[key]) for key in keys), np.uint8).reshape(1, len(keys), -1)
-    rows, = communicator.submit_factors(f"verify/{step}", [digests.reshape(1, -1)])()
-    rows = rows.reshape(-1, *digests.shape[1:])
+    rows = communicator.gather(f"verify/{step}", digests.reshape(1, -1)).reshape(-1, *digests.shape[1:])
     differing = {key for i, key in enumerate(keys) if np.any(rows[:, i] != rows[0, i])}
     result.differing = sorted({*result.differing, *differing})
 

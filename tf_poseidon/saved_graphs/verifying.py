@@ -10,6 +10,7 @@ Tests: tests/saved/test_verification.py, tests/saved/test_saved_commands.py.
 from collections.abc import Mapping
 from collections.abc import Sequence
 import os
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +76,7 @@ def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signa
     for graph in (original, rewritten):
         _set_seeds(graph.graph_def)
     result.elsewhere = sorted(_run_here(original.graph_def) | _run_here(rewritten.graph_def))
-    what = dict(signature=signature, train_op=train_op, initializer=initializer)
+    what: dict[str, Any] = dict(signature=signature, train_op=train_op, initializer=initializer)
     real = running.runner(rewritten, **what)
     one_process = reference.Reference(original, what, epsilon, seed) if rank == 0 else None
     arrays = None if inputs is None else _checked(inputs, real)

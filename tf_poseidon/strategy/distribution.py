@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.data import fingerprints
 from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.job import failures
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import tracing
@@ -79,10 +80,10 @@ class _Distributed:
         self._function = function if hasattr(function, "get_concrete_function") else tf.function(function)
         self._inputs = inputs
         self._given = strategy
-        self._traces = {}
+        self._traces: dict[Any, tracing.Trace] = {}
         self._calls = 0
-        self._bound = weakref.WeakKeyDictionary()
-        self.report = None
+        self._bound: weakref.WeakKeyDictionary[object, _Distributed] = weakref.WeakKeyDictionary()
+        self.report: report_lib.PartitionReport | None = None
         functools.update_wrapper(self, self._python)
         tf_compat.unconverted(self)  # AutoGraph does not convert this object; it still converts the function
 

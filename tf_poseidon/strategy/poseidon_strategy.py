@@ -132,10 +132,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  staging_bytes: int | None = None) -> None:
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
-        pins = tuple((pins or {}).items())
-        training = options.TrainingOptions(policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm,
-                                           verify)
-        job_options = options.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s,
+        training = options.TrainingOptions(policy, plan, tuple((pins or {}).items()), cluster, wire_dtype, merge,
+                                           strict, global_batch_norm, verify)
+        job_options = options.JobOptions(engine, tuple(servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
                                          startup_timeout_s, heartbeat_timeout_s, staging_bytes)
         runtime.check(job_options, training)
         if training.plan or ranks_per_node is None:
@@ -321,7 +320,7 @@ class _OneReplicaContext(_ReplicaContext):
         return tf.nest.map_structure(lambda x: x if isinstance(x, tf.IndexedSlices) else tf.convert_to_tensor(x), value)
 
 
-class Extended(tf_compat.one_device_extended()):
+class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
     """One device in this process, and a job of `size` processes around it.
 
     TensorFlow requires a strategy to override the methods below, private ones included: `compat.tensorflow` has them.
@@ -337,7 +336,13 @@ class Extended(tf_compat.one_device_extended()):
         self.global_batch_norm = global_batch_norm
         self._num_datasets, self._method = 0, ""
         # By split dataset: the dataset of global batches that it was made from, None if there is none.
-        self._split_datasets = weakref.WeakKeyDictionary()
+        self._split_datasets: weakref.WeakKeyDictionary[tf.data.Dataset, Any] = weakref.WeakKeyDictionary()
+
+    @property
+    def _ranks(self) -> Job:
+        """The job of several processes."""
+        assert self.job is not None
+        return self.job
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -365,18 +370,18 @@ class Extended(tf_compat.one_device_extended()):
         if self.size == 1:
             return super()._create_variable(next_creator, **kwargs)
         if tf.executing_eagerly():
-            variable = variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self.job)
-            self.job.new_variables.add(variable)
+            variable = variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self._ranks)
+            self._ranks.new_variables.add(variable)
             return variable
         if context.is_inside():  # `tracing.trace` shares the variables of its function
-            return variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self.job)
+            return variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self._ranks)
         # In a function under construction: the value is computed when the function first runs.
         initial_value, dtype = kwargs["initial_value"], kwargs.get("dtype")
         site = sites.unique_site(f"variables/{kwargs.get('name')}")
         kwargs["initial_value"] = lambda: ops.broadcast(
             tf.convert_to_tensor(initial_value() if callable(initial_value) else initial_value,
                                  dtype), site)
-        return variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self.job)
+        return variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self._ranks)
 
     # ---- running steps ----
 
@@ -392,12 +397,12 @@ class Extended(tf_compat.one_device_extended()):
         try:
             return self._run_replica(fn, args, kwargs)
         except Exception as error:
-            failures.note(error, "strategy.run", self.job.communicator)
+            failures.note(error, "strategy.run", self._ranks.communicator)
             raise
 
     def _run_replica(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs a function on this rank's rows."""
-        strategy, job = self._container_strategy(), self.job
+        strategy, job = self._container_strategy(), self._ranks
         job.new_variables.broadcast()
         share = step_lib.Share.of(datasets.first_rows((args, kwargs)), self.size)
         step = step_lib.Step(share, job.verifier, job.wire_dtype)
@@ -439,9 +444,11 @@ class Extended(tf_compat.one_device_extended()):
 
     def _replica_ctx_all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any | None = None) -> Any:
         del options
+        if self._num_replicas_in_sync == 1:
+            return value
         step = step_lib.current()
-        # Inside an optimizer, gradients are already synchronised.
-        if self._num_replicas_in_sync == 1 or step.is_applying:
+        assert step is not None  # in a replica's context
+        if step.is_applying:  # inside an optimizer, gradients are already synchronised
             return value
         reduce = {tf.distribute.ReduceOp.SUM: step.all_reduce,
                   tf.distribute.ReduceOp.MEAN: step.mean}[reduce_op]

@@ -48,8 +48,10 @@ class Timeline:
     """
 
     def __init__(self, path: pathlib.Path, rank: int) -> None:
-        self.path, self.ranks = path, []
-        self._rank, self._plan = rank, None
+        self.path = path
+        self.ranks: list[Rank] = []
+        self._rank = rank
+        self._plan: planning.Plan | None = None
 
     def table(self, rank: int | None = None, plan: planning.Plan | None = None) -> str:
         """Returns the table of a rank as text.
@@ -89,7 +91,7 @@ def _cannot_write(path: pathlib.Path, error: Exception) -> ConfigurationError:
                               "give it the path of a file that rank 0 may write, on a disk with room.")
 
 
-_recording = set()  # communicators that record
+_recording: set[Communicator] = set()  # communicators that record
 
 
 @contextlib.contextmanager
@@ -142,8 +144,8 @@ def _try_clocks(communicator: Communicator) -> list[tuple[float, float]]:
 def _gather(communicator: Communicator, value: Any) -> list[Any]:
     """Returns the values of all ranks in rank order; JSON must be able to express them."""
     data = zlib.compress(json.dumps(value).encode())
-    lengths, = communicator.submit_factors(_LENGTHS, [np.array([[len(data)]])])()
-    everything, = communicator.submit_factors(_EVENTS, [np.frombuffer(data, np.uint8).reshape(-1, 1)])()
+    lengths = communicator.gather(_LENGTHS, np.array([[len(data)]]))
+    everything = communicator.gather(_EVENTS, np.frombuffer(data, np.uint8).reshape(-1, 1))
     ends = np.cumsum(lengths)
     return [json.loads(zlib.decompress(everything[end - length:end].tobytes()))
             for end, length in zip(ends, lengths[:, 0])]

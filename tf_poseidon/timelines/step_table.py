@@ -91,9 +91,10 @@ def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | No
     decisions = {decision.site: decision for decision in (plan.decisions if plan else ())
                  if decision.site in values and decision.by.row == values[decision.site]["row"]}
     costs = {site: decision.cost for site, decision in decisions.items()}
-    costs |= {exchange.site: cost for exchange in (plan.exchanges if plan else ())
-              if exchange.site in values and exchange.scheme == values[exchange.site]["row"]
-              and (cost := exchange.cost(plan.cluster)) is not None}
+    if plan is not None:
+        costs |= {exchange.site: cost for exchange in plan.exchanges
+                  if exchange.site in values and exchange.scheme == values[exchange.site]["row"]
+                  and (cost := exchange.cost(plan.cluster)) is not None}
 
     # In the order of backpropagation, with riders after their leaders.
     def place(site: str) -> tuple[float, bool, str]:
@@ -112,9 +113,9 @@ def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | No
             if seconds > clocks_agree_within(ranks):
                 slowest, later = number, seconds
             measured += statistics.median(_arrivals(exchanges[site], rank))
-        rows.append(Row(site, columns["row"],
-                        *map(columns.get, ("compute", "hidden", "hidden next", "exposed", "rebuild")),
-                        slowest, later, cost and cost.seconds, measured))
+        rows.append(Row(site, columns["row"], columns.get("compute"), columns.get("hidden"), columns.get("hidden next"),
+                        columns.get("exposed"), columns.get("rebuild"), slowest, later,
+                        None if cost is None else cost.seconds, measured))
     calls = [e for e in ranks[rank].events if e.row == "calls"]
 
     def of_a_step(events: Sequence[steps_lib.Event], value: Callable[[steps_lib.Event], float]) -> float:
@@ -126,7 +127,7 @@ def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | No
     total = Row(
         "", "", mean(lambda step: step.seconds("forward", "backward")), mean(_covered), mean(_covered_next),
         mean(lambda step: step.seconds("wait")), mean(lambda step: sum(e.end - e.begin for e in step.rebuilds)),
-        None, None, plan.step_seconds if costs and len(costs) == len(values) else None,
+        None, None, plan.step_seconds if plan and costs and len(costs) == len(values) else None,
         mean(lambda step: step.seconds(*steps_lib.KINDS)))
     return StepSummary(rows, total, parts(ranks[rank]), of_a_step(calls, _seconds) if calls else None,
                        {row: (of_a_step(copies, _seconds), of_a_step(copies, lambda e: e.num_bytes))
@@ -184,7 +185,7 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
 
 def _by_site(steps: Sequence[steps_lib.RecordedStep]) -> dict[str, dict[str, Any]]:
     """Returns {site: {column: mean over the steps, in seconds; for "row" the last one}}."""
-    values = collections.defaultdict(dict)
+    values: collections.defaultdict[str, dict[str, Any]] = collections.defaultdict(dict)
 
     def add(site: str, column: str, seconds: float) -> None:
         values[site][column] = values[site].get(column, 0.0) + seconds / len(steps)
@@ -205,15 +206,15 @@ def _by_site(steps: Sequence[steps_lib.RecordedStep]) -> dict[str, dict[str, Any
                 values[event.site]["row"] = planning.SFB  # rebuilt from another site's factors
                 add(event.site, "ready", event.begin - step.begin)
         for segment in step.segments:
-            column = {"backward": "compute", "wait": "exposed"}.get(segment.kind)
-            if column:
-                add(segment.site, column, segment.end - segment.begin)
+            if segment.kind in ("backward", "wait"):
+                add(segment.site, "compute" if segment.kind == "backward" else "exposed", segment.end - segment.begin)
     return values
 
 
 def _exchanges(ranks: Sequence[steps_lib.Rank]) -> dict[str, list[tuple[steps_lib.Event, ...]]]:
     """Returns {site: the `Event`s of all ranks, per exchange}."""
-    of_ranks = [collections.defaultdict(list) for _ in ranks]
+    of_ranks: list[collections.defaultdict[str, list[steps_lib.Event]]] = [
+        collections.defaultdict(list) for _ in ranks]
     for rank, of_rank in zip(ranks, of_ranks):
         for step in rank.steps:
             for event in step.exchanges:

@@ -4,6 +4,7 @@ Tests: tests/unit/test_reports.py.
 """
 
 from collections.abc import Callable
+from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def _parts(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | Non
 
 def _verdict(ranks: Sequence[steps_lib.Rank], rank: int, found: table_lib.StepSummary) -> list[str | Figure]:
     total = found.total
-    share = 100 * total.exposed / total.measured if total.measured else 0.0
+    share = 100 * total.exposed / total.measured if total.exposed and total.measured else 0.0
     values = [(ms(total.measured), "a step"), (ms(total.compute), "computing"),
               (ms(total.exposed), f"waiting for exchanges, {share:.2g}\N{NO-BREAK SPACE}% of the step"),
               (ms(found.parts["rebuild"]), "rebuilding gradients")]
@@ -98,7 +99,8 @@ def _step(ranks: Sequence[steps_lib.Rank], rank: int, shown: Sequence[int]) -> l
     while last + 1 < of_all and steps[last].follower is not None and last + 1 - first < _MOST_STEPS:
         last += 1
     origin = min(ranks[number].steps[first].begin for number in shown)
-    lanes, spans = {}, []
+    lanes: dict[Hashable, str] = {}
+    spans: list[figures.Span] = []
     for number in shown:
         if lanes:
             lanes[number, ""] = ""
@@ -162,7 +164,8 @@ def _variables(rank: int, found: table_lib.StepSummary) -> list[str | Figure]:
 
 def _predictions(rank: int, found: table_lib.StepSummary, plan: planning.Plan | None) -> list[str | Figure]:
     """Returns the figure of what the plan expected beside what was measured."""
-    groups = _by_size([row for row in found.rows if row.predicted], lambda row: max(row.predicted, row.measured))
+    groups = _by_size([row for row in found.rows if row.predicted],
+                      lambda row: max(row.predicted or 0.0, row.measured or 0.0))
     if not groups or plan is None:
         return []
     bars = []

@@ -43,7 +43,7 @@ def trace(ranks: Sequence[steps_lib.Rank]) -> dict[str, Any]:
         numbers = {id(event): i for i, step in enumerate(steps) for event in (*step.exchanges, *step.rebuilds)}
         ends, tid = [step.end for step in steps], 1
         for row in steps_lib.ROWS:
-            lanes = []  # when each is free
+            lanes: list[float] = []  # when each is free
             for event in (e for e in rank.events if e.row == row):
                 lane = next((i for i, free in enumerate(lanes) if free <= event.begin), len(lanes))
                 if lane == len(lanes):

@@ -16,7 +16,9 @@ _PLANE = "/device:CUSTOM:"  # planes with other prefixes are taken for a host, o
 def xspace(trace: Mapping[str, Any]) -> Any:
     """Returns the result of `trace.trace` as an `XSpace`: processes become planes, threads become lines."""
     space = tf_compat.xspace()
-    planes, lines, numbers = {}, {}, {}
+    planes: dict[int, Any] = {}
+    lines: dict[tuple[int, int], Any] = {}
+    numbers: dict[tuple[int, str], dict[str, int]] = {}
 
     def number_of(name: str, rank: int, table: str) -> int:
         """Returns the number of a name in "event_metadata" or "stat_metadata" of a plane."""

@@ -144,8 +144,8 @@ def _sockets(hvd: types.ModuleType, timeout_s: float) -> list[socket.socket | No
     listeners = connections.listen(host, hosts[:rank] + hosts[rank + 1:])
     places = _gather(hvd, "places", [listener.getsockname() for listener in listeners])
     # Not by an object, which would travel as a program that the other ranks run.
-    key = np.frombuffer(secrets.token_bytes(connections.KEY_BYTES), np.uint8)
-    key = np.asarray(hvd.broadcast(key, 0, name="poseidon.key")).tobytes()
+    own_key = np.frombuffer(secrets.token_bytes(connections.KEY_BYTES), np.uint8)
+    key = np.asarray(hvd.broadcast(own_key, 0, name="poseidon.key")).tobytes()
     return connections.connect(rank, [[tuple(place) for place in each] for each in places], listeners, key, timeout_s)
 
 

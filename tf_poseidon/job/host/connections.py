@@ -191,7 +191,8 @@ class _Meeting:
                 connection.setblocking(False)
                 answer = asyncio.create_task(self._answer(connection))
                 answers.add(answer)
-                answer.add_done_callback(lambda done: (answers.discard(done), room.release()))
+                answer.add_done_callback(answers.discard)
+                answer.add_done_callback(lambda _: room.release())
         finally:
             for answer in answers:
                 answer.cancel()

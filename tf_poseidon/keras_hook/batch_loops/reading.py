@@ -24,7 +24,7 @@ from tf_poseidon.one_process import tracing
 _SECONDS = 0.2  # from one reading for a progress bar to the next
 
 
-class Logs(dict):
+class Logs(dict[str, Any]):
     """The logs of a step that no one has read: for callbacks, empty.
 
     Attributes:

@@ -38,7 +38,7 @@ from tf_poseidon.one_process import stepping
 from tf_poseidon.one_process import tracing
 
 # By model: the number of calls of each method for one batch.
-_calls = weakref.WeakKeyDictionary()
+_calls: weakref.WeakKeyDictionary[keras.Model, collections.Counter[str]] = weakref.WeakKeyDictionary()
 # The thread that uses a model, and what it does.
 _user, _user_lock = None, threading.Lock()
 
@@ -133,7 +133,7 @@ def check_model(model: keras.Model) -> tf.distribute.Strategy:
     if not is_ours(strategy):
         raise GraphError(
             f"The model '{model.name}' was built outside strategy.scope(), so its "
-            f"{runtime.communicator().size} processes would train separately; build "
+            f"{runtime.size()} processes would train separately; build "
             "and compile it inside `with strategy.scope():`.")
     for variable in model.variables:
         if not strategy.extended.variable_created_in_scope(variable.value):
@@ -224,8 +224,7 @@ def _predicting(model: keras.Model, function: Callable[..., Any]) -> Callable[..
             steps.explain(error)
             raise
 
-    running.runs_steps = True
-    return running
+    return _marked(running)
 
 
 def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
@@ -271,8 +270,13 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
             callbacks_lib.compare_state(model, f"the end of call {number} of its steps")
         return result
 
-    running.runs_steps = True
-    return running
+    return _marked(running)
+
+
+def _marked(function: Any) -> Callable[..., Any]:
+    """Marks a function in which `strategy.run` runs steps of one process; returns it."""
+    function.runs_steps = True
+    return function
 
 
 def _stays_in_keras(model: keras.Model, batches: Any) -> bool:

@@ -242,6 +242,7 @@ def detach(path: str, callback: keras.callbacks.BackupAndRestore, state: Sequenc
 def agree(communicator: Communicator) -> None:
     """Gives the position that rank 0 has restored to all ranks."""
     fit = _current.get()
+    assert fit is not None  # it is called in `in_fit`
     mine = json.dumps(None if fit.position is None else dataclasses.asdict(fit.position))
     found = json.loads(communicator.broadcast_text("backup", mine))
     fit.position = None if found is None else Position(**found)
@@ -281,9 +282,9 @@ def enumerate_iterator(original: Callable[..., Iterator[Any]], iterator: Any) ->
         return epoch()  # of another method, which a callback has called
     fit.has_read.append(iterator)
     first, position = fit.arguments.get("initial_epoch", 0), fit.position
-    before = range(first, position.epoch)
+    before: Sequence[int] = range(first, position.epoch)
     if is_training:
-        _restore_callbacks(fit)
+        _restore_callbacks(fit, position)
     else:
         frequency = fit.arguments.get("validation_freq", 1)
         before = [number for number in before if keras_compat.validates(fit.model, number, frequency)]
@@ -328,7 +329,8 @@ def _rest(fit: Fit, iterator: Any, steps: Iterator[Any], number: int) -> Iterato
                 f"The backup was written after step {number} of an epoch, but the data have only {step}; give fit the "
                 "data with which it has begun, or remove the backup to begin anew.")
         batch = found
-    _restore_metrics(fit, batch)
+    assert fit.position is not None
+    _restore_metrics(fit, fit.position, batch)
     fit.has_resumed = True
     for each in steps:
         yield each
@@ -354,8 +356,8 @@ def results(original: Callable[..., Any], model: keras.Model, logs: Any) -> Any:
     return original(model, logs)
 
 
-def _restore_metrics(fit: Fit, batch: Any) -> None:
-    model, number = fit.model, fit.position.metrics
+def _restore_metrics(fit: Fit, position: Position, batch: Any) -> None:
+    model, number = fit.model, position.metrics
     if len(model.metrics_variables) != number:  # Keras makes those of `compile` for the first batch
         with model.distribute_strategy.scope():
             keras_compat.build_metrics(model, batch)
@@ -367,11 +369,11 @@ def _restore_metrics(fit: Fit, batch: Any) -> None:
         variable.assign(value)
 
 
-def _restore_callbacks(fit: Fit) -> None:
+def _restore_callbacks(fit: Fit, position: Position) -> None:
     for name, callback in _named(fit.callbacks).items():
-        keras_compat.set_callback_state(callback, fit.position.callbacks.get(name, {}))
+        keras_compat.set_callback_state(callback, position.callbacks.get(name, {}))
     model, named = fit.model, _named(fit.callbacks)
-    for name, number in fit.position.best_weights.items():
+    for name, number in position.best_weights.items():
         if number:
             arrays = _shared(fit, name, model.get_weights())
             if name in named:

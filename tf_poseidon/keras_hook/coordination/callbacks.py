@@ -82,9 +82,10 @@ def needs_of(callbacks: keras.callbacks.CallbackList | list[keras.callbacks.Call
 
     Among it are "logs of train", "logs of test": after a batch; and "show progress": of the method that has called it.
     """
-    is_nested = isinstance(callbacks, keras.callbacks.CallbackList)  # evaluate, called by fit, shows nothing
-    *_, last = (each for each in (callbacks.callbacks if is_nested else callbacks) if isinstance(each, _Agree))
-    return last.needs - {"show progress"} if is_nested else last.needs
+    if isinstance(callbacks, keras.callbacks.CallbackList):  # evaluate, called by fit, shows nothing
+        return needs_of(callbacks.callbacks) - {"show progress"}
+    *_, last = (callback for callback in callbacks if isinstance(callback, _Agree))
+    return last.needs
 
 
 def _writes_epochs(callback: keras.callbacks.Callback) -> bool:
@@ -134,7 +135,7 @@ class _Agree(keras.callbacks.Callback):
         self.needs = needs
         self._restores = "restore" in needs
         # Batch methods are defined only if they are needed: each costs a small exchange.
-        for phase in needs.intersection(_STOP):
+        for phase in needs & _STOP.keys():
             setattr(self, f"on_{phase}_batch_end", lambda *_, p=phase, **__: self._agree(p))
         self._has_shared = False
 
@@ -153,8 +154,7 @@ class _Agree(keras.callbacks.Callback):
         self._share()
         comparing.begin(self.model)
         share_accumulators(self.model, self._communicator)
-        epoch = keras_compat.initial_epoch(self.model)
-        epoch = self._communicator.broadcast("initial_epoch", np.array(epoch or 0))
+        epoch = self._communicator.broadcast("initial_epoch", np.array(keras_compat.initial_epoch(self.model) or 0))
         keras_compat.set_initial_epoch(self.model, int(epoch) or None)
         if self._restores:
             resuming.agree(self._communicator)

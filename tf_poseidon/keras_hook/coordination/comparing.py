@@ -22,7 +22,8 @@ from tf_poseidon.job.communicator import Communicator
 # Calls of a training function from one comparison to the next: rare enough that the cost is negligible.
 EVERY = 1000
 
-_last = weakref.WeakKeyDictionary()  # by model: when its variables were compared last
+# By model: when its variables were compared last.
+_last: weakref.WeakKeyDictionary[keras.Model, str] = weakref.WeakKeyDictionary()
 
 
 def begin(model: keras.Model) -> None:
@@ -50,7 +51,7 @@ def compare(model: keras.Model, variables: Sequence[keras.Variable], when: str) 
         _last[model] = when
         return
     # The smallest is most likely the cause: for example a learning rate, which has made all weights differ.
-    differing = sorted(np.flatnonzero(of_ranks.any(0)), key=lambda i: np.prod(variables[i].shape))
+    differing = sorted(map(int, np.flatnonzero(of_ranks.any(0))), key=lambda i: np.prod(variables[i].shape))
     first, count = differing[0], len(differing)
     rank = int(np.flatnonzero(of_ranks[:, first])[0])
     known = agreement.difference_of_kernels(communicator)

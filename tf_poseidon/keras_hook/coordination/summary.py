@@ -87,10 +87,9 @@ def summary(ranks: int, steps: int, seconds: float, waited: float, waited_for: d
     lines = [f"{steps} steps of {1e3 * step:.3g} ms {where}, after the first"]
     if ranks == 1:
         return lines[0]
-    times = None if plan is None or not plan.step_seconds else (plan.step_seconds, plan.compute_seconds)
     expected, speeds = "", ""
-    if plan is not None and times is not None:
-        expected = f"; the plan expects {ranks * times[1] / times[0]:.3g}"
+    if plan is not None and plan.step_seconds and plan.compute_seconds is not None:
+        expected = f"; the plan expects {ranks * plan.compute_seconds / plan.step_seconds:.3g}"
         speeds = f" at {plan.cluster.bandwidth_gbps:g} Gbit/s"
     if plan is not None and plan.steps > 1:
         # Only what the last step of an execution waits for is counted.
