@@ -61,10 +61,11 @@ def enable(rank: int, session: session_lib.RewriteSession, strict: bool) -> "Gra
         _enabled = GraphPass(session, strict, logging.INFO if rank == 0 else logging.DEBUG)
         _enabled.register()
         return _enabled
-    before = _enabled.session
-    if (before.planner, _enabled.strict, before.marker_ops) != (session.planner, strict, session.marker_ops):
+    enabled_session = _enabled.session
+    if (enabled_session.planner, _enabled.strict, enabled_session.marker_ops) != (
+            session.planner, strict, session.marker_ops):
         raise ConfigurationError(
-            f"This process rewrites training graphs with {before.planner}, strict="
+            f"This process rewrites training graphs with {enabled_session.planner}, strict="
             f"{_enabled.strict}, and cannot change that to {session.planner}, strict={strict}: give every "
             "PoseidonStrategy of a process the same options.")
     return _enabled

@@ -172,9 +172,9 @@ class TrainingOptions:
                      "the cluster": _ranks_per_node_of(self.cluster)}
         given = {name: value for name, value in requested.items() if value is not None}
         shapes = {name: planning.Cluster(size, ranks_per_node=value).shape for name, value in given.items()}
-        for (one, first), (other, second) in itertools.combinations(shapes.items(), 2):
+        for (giver, first), (other, second) in itertools.combinations(shapes.items(), 2):
             if first != second:
-                raise ConfigurationError(f"{one} says that {given[one]} ranks of a node combine, and {other} that "
+                raise ConfigurationError(f"{giver} says that {given[giver]} ranks of a node combine, and {other} that "
                                          f"{given[other]} do; omit one of the two, or change it.")
         given.pop("ranks_per_node", None)  # which `JobOptions.check` checks
         for name, value in given.items():

@@ -84,7 +84,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
         Planted("messages cost nothing", f"{_PARTITION}/propagate/cuts.py", "_MESSAGE = 256", "_MESSAGE = 0"),
         Planted("loops have one iteration", f"{_PARTITION}/propagate/cuts.py", "_ITERATIONS = 100", "_ITERATIONS = 1"),
         Planted("the rows of a table count as a sum", f"{_PARTITION}/propagate/cuts.py",
-                "return sum(known) / 2 if", "return sum(known) if"),
+                "return sum(tensor_bytes) / 2 if", "return sum(tensor_bytes) if"),
     ),
     "dividing": (
         Planted("products of several inputs' noise are divided", f"{_PARTITION}/propagate/dividing.py",

@@ -44,13 +44,13 @@ def measured(exact: Mapping[Key, np.ndarray], others: Sequence[Mapping[Key, np.n
         others: The same values from runs with other last places.
         epsilon: The last place of 1.
     """
-    found = {}
+    bounds = {}
     for key, value in exact.items():
         if is_float(value.dtype):
             spread = max(_largest(_wide(other[key]) - _wide(value)) if other[key].shape == value.shape else 0
                          for other in others)
-            found[key] = _FACTOR * (spread + epsilon * _largest(_wide(value)))
-    return found
+            bounds[key] = _FACTOR * (spread + epsilon * _largest(_wide(value)))
+    return bounds
 
 
 def error(value: np.ndarray, wanted: np.ndarray, bound: float) -> float:
@@ -98,12 +98,12 @@ def epsilon(nodes: Iterable[node_def_pb2.NodeDef]) -> float:
 
     Give it a rewritten step, which may round the tensors that ranks exchange.
     """
-    found: set[str] = set()
+    types: set[str] = set()
     for node in nodes:
         for value in node.attr.values():
-            found.update((value.type, *value.list.type))
-    found.update(real.as_datatype_enum for dtype, real in _COMPLEX.items() if dtype.as_datatype_enum in found)
-    narrowest = next((dtype for dtype in _FLOATS if dtype.as_datatype_enum in found), _FLOATS[-1])
+            types.update((value.type, *value.list.type))
+    types.update(real.as_datatype_enum for dtype, real in _COMPLEX.items() if dtype.as_datatype_enum in types)
+    narrowest = next((dtype for dtype in _FLOATS if dtype.as_datatype_enum in types), _FLOATS[-1])
     return float(ml_dtypes.finfo(narrowest.as_numpy_dtype).eps)
 
 

@@ -159,12 +159,12 @@ def verify(given: argparse.Namespace) -> Status:
     tf.get_logger().setLevel("ERROR")
     from tf_poseidon.saved_graphs import load_ops
     from tf_poseidon.saved_graphs import verifying
-    found = verifying.verify(given.source, given.target, given.signature, given.train_op, given.initializer,
-                             given.batch_size, given.steps, arrays, given.seed, given.engine)
+    verification = verifying.verify(given.source, given.target, given.signature, given.train_op, given.initializer,
+                                    given.batch_size, given.steps, arrays, given.seed, given.engine)
     if load_ops.load_ops(given.engine).rank == 0:
-        with _printing(found):
+        with _printing(verification):
             pass
-    return Status.DIFFERS if found.failures else Status.DONE
+    return Status.DIFFERS if verification.failures else Status.DONE
 
 
 def run(given: argparse.Namespace) -> int:
@@ -288,11 +288,11 @@ def _pin(text: str) -> tuple[str, str]:
 
 def _marks(text: str) -> list[tuple[str, str | int]]:
     marks = []
-    for each in text.split(","):
-        name, _, mark = each.rpartition("=")
+    for part in text.split(","):
+        name, _, mark = part.rpartition("=")
         if not name or mark not in ("rows", "same") and not mark.isdecimal():
             raise argparse.ArgumentTypeError(
-                f"'{each}', expected NAME=rows, NAME=same or NAME=DIMENSION, such as 'x=rows'")
+                f"'{part}', expected NAME=rows, NAME=same or NAME=DIMENSION, such as 'x=rows'")
         marks.append((name, int(mark) if mark.isdecimal() else mark))
     return marks
 

@@ -80,10 +80,11 @@ class Diagnosis:
         return any(finding.kind is Kind.PROBLEM for finding in self.findings)
 
     def __str__(self) -> str:
-        lines = tables.aligned([(each.kind.value, each.subject, each.value) for each in self.findings], left=(0, 1, 2))
-        shown = [line for each, row in zip(self.findings, lines)
-                 for line in (row, *([f"{'':9}-> {each.remedy}"] if each.remedy else []))]
-        counts = {kind: sum(each.kind is kind for each in self.findings) for kind in (Kind.PROBLEM, Kind.NOTE)}
+        cells = [(finding.kind.value, finding.subject, finding.value) for finding in self.findings]
+        lines = tables.aligned(cells, left=(0, 1, 2))
+        shown = [line for finding, row in zip(self.findings, lines)
+                 for line in (row, *([f"{'':9}-> {finding.remedy}"] if finding.remedy else []))]
+        counts = {kind: sum(finding.kind is kind for finding in self.findings) for kind in (Kind.PROBLEM, Kind.NOTE)}
         verdict = ", ".join(f"{count} {kind.name.lower()}{'s' * (count != 1)}" for kind, count in counts.items())
         return "\n".join([*shown, verdict])
 
@@ -104,16 +105,16 @@ def examine(hosts: Sequence[str] = (), mpiexec: str = "") -> Diagnosis:
 
 def _findings(subject: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     """Returns what a check finds; an error of it is a problem of its subject."""
-    found = []
+    findings = []
     try:
         for finding in check():  # what it has found before stays
-            found.append(finding)
+            findings.append(finding)
     except PoseidonError as error:
         value, _, remedy = str(error).partition("; ")
-        found.append(Finding(subject, value, Kind.PROBLEM, remedy))
+        findings.append(Finding(subject, value, Kind.PROBLEM, remedy))
     except Exception as error:  # whatever is broken
-        found.append(Finding(subject, f"{type(error).__name__}: {error}".splitlines()[0], Kind.PROBLEM))
-    return found
+        findings.append(Finding(subject, f"{type(error).__name__}: {error}".splitlines()[0], Kind.PROBLEM))
+    return findings
 
 
 def versions() -> dict[str, str]:
@@ -182,10 +183,10 @@ def _mpi() -> Iterator[Finding]:
 
 
 def _launcher(mpiexec: str) -> Iterator[Finding]:
-    found = launching.find(mpiexec)
-    answer = _answer([found, "--version"])
+    launcher = launching.find(mpiexec)
+    answer = _answer([launcher, "--version"])
     kind = next((kind for kind, words in _LAUNCHERS.items() if any(word in answer for word in words)), "another MPI")
-    value = f"{found}, of {kind}"
+    value = f"{launcher}, of {kind}"
     library = mpi_library.version()
     if kind in _LAUNCHERS and (kind == "Open MPI") != library.startswith("Open MPI"):
         yield Finding("launcher", f"{value}, but tf_poseidon uses {library}", Kind.PROBLEM,
@@ -193,9 +194,9 @@ def _launcher(mpiexec: str) -> Iterator[Finding]:
     else:
         yield Finding("launcher", value)
     in_path = shutil.which("mpiexec")
-    if not mpiexec and not mpi_library.is_own() and in_path and os.path.realpath(in_path) != os.path.realpath(found):
+    if not mpiexec and not mpi_library.is_own() and in_path and os.path.realpath(in_path) != os.path.realpath(launcher):
         yield Finding("launcher", f"PATH has another one, {in_path}", Kind.NOTE,
-                      f"activate this environment, or launch with {found}, or with tf-poseidon run")
+                      f"activate this environment, or launch with {launcher}, or with tf-poseidon run")
     if shutil.which("srun"):
         version, plugins = (_answer(["srun", option]).strip() for option in ("--version", "--mpi=list"))
         if failed := next((line for line in (version, plugins) if "error:" in line), None):
@@ -259,8 +260,9 @@ def _network() -> Iterator[Finding]:
     for interface in sorted(pathlib.Path("/sys/class/net").glob("*")):
         if interface.name != "lo" and _read(interface / "operstate") == "up":
             speed = _read(interface / "speed")
-            known = speed.isdecimal() and int(speed) > 0
-            yield Finding(f"interface {interface.name}", f"{int(speed) / 1000:g} Gbit/s" if known else "unknown speed")
+            is_known = speed.isdecimal() and int(speed) > 0
+            yield Finding(f"interface {interface.name}",
+                          f"{int(speed) / 1000:g} Gbit/s" if is_known else "unknown speed")
     for device in sorted(pathlib.Path("/sys/class/infiniband").glob("*")):
         yield Finding(f"InfiniBand {device.name}", ", ".join(
             f"port {port.name}: {_read(port / 'state')}, {_read(port / 'rate')}" for port in device.glob("ports/*")))
@@ -300,17 +302,17 @@ def _hosts(hosts: Sequence[str], mpiexec: str) -> Iterator[Finding]:
     if not hosts:
         return
     launcher = launching.find(mpiexec)
-    mine = versions()
+    own_versions = versions()
     with futures.ThreadPoolExecutor(len(hosts)) as pool:
         for host, answer in zip(hosts, pool.map(lambda host: _versions_on(host, launcher), hosts)):
             if isinstance(answer, _NoAnswer):
                 yield Finding(f"host {host}", answer.says, Kind.PROBLEM,
                               f"'ssh {host} true' has to work without a password" if answer.is_unreachable else
                               f"the environment of {sys.executable} has to be there, too")
-            elif answer != mine:
-                names = sorted(name for name in {*answer, *mine} if answer.get(name) != mine.get(name))
+            elif answer != own_versions:
+                names = sorted(name for name in {*answer, *own_versions} if answer.get(name) != own_versions.get(name))
                 yield Finding(f"host {host}", ", ".join(f"{name} {answer.get(name, 'missing')}, here "
-                                                        f"{mine.get(name, 'missing')}" for name in names),
+                                                        f"{own_versions.get(name, 'missing')}" for name in names),
                               Kind.PROBLEM, "install the same versions on all hosts")
             else:
                 yield Finding(f"host {host}", "reached; has the same versions")

@@ -69,7 +69,7 @@ _COUNTED = {
 
 def reads_logs_at_end(model: Any) -> bool:
     """Whether `fit` and `evaluate` take the logs of an epoch from Keras' own method."""
-    owner = next(each for each in type(model).__mro__ if "_get_metrics_result_or_logs" in vars(each))
+    owner = next(cls for cls in type(model).__mro__ if "_get_metrics_result_or_logs" in vars(cls))
     return owner.__module__.startswith("keras.")
 
 
@@ -120,10 +120,10 @@ def set_backup_position(callback: Any, epoch: int) -> None:
 
 def callback_state(callback: Any) -> dict[str, Any]:
     """Returns what a callback of Keras has counted, except the best weights; nothing of other callbacks."""
-    found = {name: getattr(callback, name) for kind, names in _COUNTED.items() for each in type(callback).__mro__
-             if each.__name__ == kind and each.__module__.startswith("keras.") for name in names}
+    attributes = {name: getattr(callback, name) for kind, names in _COUNTED.items() for cls in type(callback).__mro__
+                  if cls.__name__ == kind and cls.__module__.startswith("keras.") for name in names}
     return {name: None if value is None else int(value) if isinstance(value, int) else float(value)
-            for name, value in found.items()}
+            for name, value in attributes.items()}
 
 
 def set_callback_state(callback: Any, state: dict[str, Any]) -> None:
@@ -142,8 +142,8 @@ def outputs(model: Any) -> Any:
     functional = getattr(model, "_functional", model)
     if not type(model).call.__module__.startswith("keras.") or not hasattr(functional, "_outputs_struct"):
         return None
-    found = functional._outputs_struct
-    return found[0] if isinstance(found, list | tuple) and len(found) == 1 else found
+    structure = functional._outputs_struct
+    return structure[0] if isinstance(structure, list | tuple) and len(structure) == 1 else structure
 
 
 def are_layers_built(model: Any) -> bool:

@@ -103,8 +103,8 @@ class Table:
             owner = getattr(owner, part, None)
         is_there = owner is not None and (attribute in vars(owner) or _gives(owner, attribute))
         value = getattr(owner, attribute, None) if is_there else None
-        known = inspect.signature(value).parameters if name.parameters and callable(value) else ()
-        if not is_there or not set(known).issuperset(name.parameters):
+        parameters = inspect.signature(value).parameters if name.parameters and callable(value) else ()
+        if not is_there or not set(parameters).issuperset(name.parameters):
             raise ConfigurationError(f"{self.library} {self.version} has no {name}, which tf_poseidon needs to "
                                      f"{name.why}; {self.remedy}.")
         return owner, attribute, value

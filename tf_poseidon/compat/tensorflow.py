@@ -313,7 +313,7 @@ def reshuffles(dataset: "tf.data.Dataset") -> bool:
 
 def graphs_of(dataset: "tf.data.Dataset") -> "list[tf.Graph]":
     """Returns the graphs of the functions by which a dataset makes its elements of those of its inputs."""
-    return [each.function.graph for each in dataset._functions()]
+    return [function.function.graph for function in dataset._functions()]
 
 
 def dataset_of(iterator: Any) -> "tf.data.Dataset | None":

@@ -58,18 +58,18 @@ def _described(batch: Any) -> tuple[tf.Tensor, list[tf.Tensor], int]:
             int.from_bytes(hashlib.blake2b(structure.encode(), digest_size=7).digest(), "big"))
 
 
-def difference(what: str, mine: Sequence[int] | np.ndarray, of_rank_0: Sequence[int] | np.ndarray) -> str:
+def difference(what: str, of_rank: Sequence[int] | np.ndarray, of_rank_0: Sequence[int] | np.ndarray) -> str:
     """Returns how a rank's data differ from rank 0's and what to do about it, empty if they are the same.
 
     Args:
         what: What the fingerprints are of, for example "call 1 of train_on_batch".
-        mine: The rank's `fingerprint`.
+        of_rank: The rank's `fingerprint`.
         of_rank_0: Rank 0's.
     """
-    number = next((i for i, (own, first) in enumerate(zip(mine, of_rank_0, strict=True)) if own != first), None)
+    number = next((i for i, (own, first) in enumerate(zip(of_rank, of_rank_0, strict=True)) if own != first), None)
     if number is None:
         return ""
-    values = {"0": str(mine[number]), "1": str(of_rank_0[number]), "$": "$"}
+    values = {"0": str(of_rank[number]), "1": str(of_rank_0[number]), "$": "$"}
     return re.sub(r"\$([01$])", lambda found: values[found[1]], _texts(what)[number])
 
 
@@ -95,8 +95,8 @@ def compare(batch: Any, communicator: Communicator, what: str) -> None:
         PoseidonError: If it differs from rank 0's.
     """
     with tf.init_scope():
-        mine = fingerprint(batch).numpy()
-        text = difference(what, mine, communicator.broadcast(f"data/{what}", mine))
+        own_fingerprint = fingerprint(batch).numpy()
+        text = difference(what, own_fingerprint, communicator.broadcast(f"data/{what}", own_fingerprint))
     if text:
         raise GraphError(f"Rank {communicator.rank} has different data than rank 0: {text}")
 

@@ -52,25 +52,25 @@ def _parts(plan: Plan) -> list[str | Figure]:
 def _verdict(plan: Plan, predictions: Mapping[str, typing.Any]) -> list[str | Figure]:
     """Returns what matters most: the expected time, in a sentence and as numbers."""
     step, alone, least = (predictions[key] for key in ("step_seconds", "compute_seconds", "least_seconds"))
-    found: list[str | Figure] = []
+    paragraphs: list[str | Figure] = []
     values = [(size(plan.total_bytes), "sent plus received by a node in a step")]
     if step is None:
-        found.append(page.element("p", "The arithmetic of this step is unknown, and so is its time.", "verdict"))
+        paragraphs.append(page.element("p", "The arithmetic of this step is unknown, and so is its time.", "verdict"))
     else:
         workers = plan.cluster.workers
         of = f" of {plan.steps} that overlap" if plan.steps > 1 else ""
         ratio = times(workers * alone / step)
-        found.append(page.element("p", f"A step{of} is expected to take {ms(step)}: training is {ratio} times as fast "
-                                  "as in one process.", "verdict"))
+        paragraphs.append(page.element("p", f"A step{of} is expected to take {ms(step)}: training is {ratio} times as "
+                                       "fast as in one process.", "verdict"))
         if predictions["is_slower_than_one_process"]:
-            found.append(page.element(
+            paragraphs.append(page.element(
                 "p", f"This plan is expected to be SLOWER than one process, which would take {ms(workers * alone)} for "
                 f"the rows of all {workers} ranks; use larger batches, fewer ranks, or a faster network.", "warning"))
         values = [(ms(step), "expected for a step"), (f"{ratio} \N{MULTIPLICATION SIGN}", "the speed of one process"),
                   (ms(alone), "without other ranks"),
                   (ms(least), f"at least, by any schemes; the plan takes {times(step / least)} times as long"), *values]
     note = " ".join(filter(None, (f"Policy '{plan.policy}' for {plan.cluster}.", plan.cluster.routes, plan.overlap)))
-    return [*found, page.element("p", note, "note"), page.tiles(values)]
+    return [*paragraphs, page.element("p", note, "note"), page.tiles(values)]
 
 
 def _in_order(plan: Plan, predictions: Mapping[str, typing.Any]) -> list[_Variable]:
@@ -86,8 +86,8 @@ def _in_order(plan: Plan, predictions: Mapping[str, typing.Any]) -> list[_Variab
 
 def _step(spans: Iterable[BusySpan], rows: Iterable[_Variable], steps: int) -> list[str | Figure]:
     """Returns the figure of how a step goes."""
-    found = sorted(spans, key=lambda span: span.begin)
-    if not found:
+    in_order = sorted(spans, key=lambda span: span.begin)
+    if not in_order:
         return []
     schemes = {row["name"]: row["scheme"] for row in rows}
     what = {"compute": "computes until '{}' is ready", "wait": "waits for '{}'", "rebuild": "rebuilds '{}'",
@@ -96,12 +96,12 @@ def _step(spans: Iterable[BusySpan], rows: Iterable[_Variable], steps: int) -> l
         "link" if span.kind == "transfer" else "rank",
         schemes[span.site] if span.kind == "transfer" else span.kind, span.begin, span.end,
         (what[span.kind].format(span.site) if span.site else "computes the rest",
-         f"{ms(span.end - span.begin)}, from {ms(span.begin)} to {ms(span.end)}")) for span in found[:_MOST_SPANS]]
+         f"{ms(span.end - span.begin)}, from {ms(span.begin)} to {ms(span.end)}")) for span in in_order[:_MOST_SPANS]]
     caption = ("One rank, and the link of its node. A message is there a latency after its transfer; the rank "
                "rebuilds gradients from what has arrived. Drag across the figure to look closer; a double click shows "
                "all of it.")
-    if len(found) > _MOST_SPANS:
-        caption += f" It ends with the first {_MOST_SPANS:,} of {len(found):,} spans."
+    if len(in_order) > _MOST_SPANS:
+        caption += f" It ends with the first {_MOST_SPANS:,} of {len(in_order):,} spans."
     title = "How a step is expected to go" if steps == 1 else f"How {steps} steps that overlap are expected to go"
     return [page.element("h2", title), page.element("p", caption, "note"),
             figures.spans({"rank": "rank", "link": "link"}, shown, "time since the beginning")]
@@ -109,14 +109,14 @@ def _step(spans: Iterable[BusySpan], rows: Iterable[_Variable], steps: int) -> l
 
 def _times(rows: Iterable[_Variable]) -> list[str | Figure]:
     """Returns the figure of the time of each exchange, by its scheme and by the runner-up."""
-    known = [row for row in rows if row["cost"] is not None and not row["rides_on"]]
-    if not any(row["cost"]["seconds"] for row in known):
+    costly = [row for row in rows if row["cost"] is not None and not row["rides_on"]]
+    if not any(row["cost"]["seconds"] for row in costly):
         return []
-    longest = sorted(known, key=lambda row: -max(_seconds(row, "cost"), _seconds(row, "runner_up_cost")))
+    longest = sorted(costly, key=lambda row: -max(_seconds(row, "cost"), _seconds(row, "runner_up_cost")))
     kept = {row["name"] for row in longest[:_MOST_ROWS]}
     names: list[str] = []
     bars = []
-    for row in known:
+    for row in costly:
         if row["name"] not in kept:
             continue
         number, cost = len(names), row["cost"]

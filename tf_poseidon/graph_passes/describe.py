@@ -30,18 +30,18 @@ class DescribeSites(passes.Pass):
         """Makes the pass; `planned` is the graph with planned shapes, see `planned.of`; by default its own."""
         self._planned = planned
 
-    def requires(self, known: passes.TrainingGraph) -> str:
-        missing = [marker.site for marker in known.markers if marker.site not in known.matches]
+    def requires(self, training: passes.TrainingGraph) -> str:
+        missing = [marker.site for marker in training.markers if marker.site not in training.matches]
         return f"nothing was found out about '{missing[0]}'" if missing else ""
 
-    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        return dataclasses.replace(known, sites=tuple(
-            _site(self._planned or known.graph, marker, known.matches[marker.site], known.facts,
-                  known.narrow.get(marker.site))
-            for marker in known.markers))
+    def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
+        return dataclasses.replace(training, sites=tuple(
+            _site(self._planned or training.graph, marker, training.matches[marker.site], training.facts,
+                  training.narrow.get(marker.site))
+            for marker in training.markers))
 
-    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
-        is_same = [site.name for site in result.sites] == [marker.site for marker in known.markers]
+    def ensures(self, training: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+        is_same = [site.name for site in result.sites] == [marker.site for marker in training.markers]
         return "" if is_same else "the sites are not those of the markers"
 
 
@@ -67,13 +67,13 @@ def _site(planned: graph_lib.Graph, marker: Marker, match: GradientMatch, facts:
         k = next((number for number in numbers if number is not None), None)
         return dataclasses.replace(site, slices=planning.Slices(facts.planned(k), row_bytes))
     first = match.products[0]
-    found = [_rows(planned, product) for product in match.products]
-    if any(len(rows) > 1 for rows in found):
+    rows_of_products = [_rows(planned, product) for product in match.products]
+    if any(len(rows) > 1 for rows in rows_of_products):
         return dataclasses.replace(site, refusal="one of its factors is broadcast")
-    rows = [facts.planned(min(rows, default=None)) for rows in found]
-    known = [k for k in rows if k is not None]
+    rows = [facts.planned(min(rows, default=None)) for rows in rows_of_products]
+    known_rows = [k for k in rows if k is not None]
     factors = planning.Factors(
-        m=first.u.columns, n=first.v.columns, k=sum(known) if len(known) == len(rows) else None,
+        m=first.u.columns, n=first.v.columns, k=sum(known_rows) if len(known_rows) == len(rows) else None,
         itemsize=_itemsize(marker, first.dtype), extra_bytes=len(match.terms) * dtype.size)
     return dataclasses.replace(site, factors=factors)
 

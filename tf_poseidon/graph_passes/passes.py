@@ -65,12 +65,12 @@ class TrainingGraph:
         total = (self.operations or 0) / steps.number
 
         def first(names: Iterable[str]) -> dict[str, int]:
-            found: dict[str, int] = {}
+            first_steps: dict[str, int] = {}
             for name in sorted(names, key=steps.step_of):
-                found.setdefault(steps.in_first(name), steps.step_of(name))
-            return found
+                first_steps.setdefault(steps.in_first(name), steps.step_of(name))
+            return first_steps
 
-        sites, exchanges = first(site.name for site in self.sites), first(each.site for each in self.exchanges)
+        sites, exchanges = first(site.name for site in self.sites), first(exchange.site for exchange in self.exchanges)
         return dataclasses.replace(
             self, operations=None if self.operations is None else total,
             sites=tuple(dataclasses.replace(
@@ -78,9 +78,10 @@ class TrainingGraph:
                 operations=max(0.0, site.operations - step * total))
                 for site in self.sites for name, step in [(steps.in_first(site.name), steps.step_of(site.name))]
                 if sites[name] == step),
-            exchanges=tuple(dataclasses.replace(each, site=name, operations=max(0.0, each.operations - step * total))
-                            for each in self.exchanges
-                            for name, step in [(steps.in_first(each.site), steps.step_of(each.site))]
+            exchanges=tuple(dataclasses.replace(exchange, site=name,
+                                                operations=max(0.0, exchange.operations - step * total))
+                            for exchange in self.exchanges
+                            for name, step in [(steps.in_first(exchange.site), steps.step_of(exchange.site))]
                             if exchanges[name] == step))
 
 
@@ -99,30 +100,30 @@ class PostconditionError(ConditionError):
 class Pass(abc.ABC):
     """A pass, which checks its conditions whenever it runs."""
 
-    def __call__(self, known: TrainingGraph) -> TrainingGraph:
+    def __call__(self, training: TrainingGraph) -> TrainingGraph:
         """Checks the precondition, runs the pass and checks the postcondition.
 
         Raises:
             ConditionError: If one of them does not hold.
             PoseidonError: If the graph is refused.
         """
-        self._check(PreconditionError, self.requires(known))
-        result = self.call(known)
-        self._check(PostconditionError, self.ensures(known, result))
+        self._check(PreconditionError, self.requires(training))
+        result = self.call(training)
+        self._check(PostconditionError, self.ensures(training, result))
         return result
 
     @abc.abstractmethod
-    def call(self, known: TrainingGraph) -> TrainingGraph:
+    def call(self, training: TrainingGraph) -> TrainingGraph:
         """Returns a training graph that knows more."""
 
-    def requires(self, known: TrainingGraph) -> str:
+    def requires(self, training: TrainingGraph) -> str:
         """Returns what this pass lacks, a sentence without its full stop; "" if nothing."""
-        del known
+        del training
         return ""
 
-    def ensures(self, known: TrainingGraph, result: TrainingGraph) -> str:
+    def ensures(self, training: TrainingGraph, result: TrainingGraph) -> str:
         """Returns what is wrong with a result, a sentence without its full stop; "" if nothing."""
-        del known, result
+        del training, result
         return ""
 
     def _check(self, kind: type[ConditionError], problem: str) -> None:
@@ -130,8 +131,8 @@ class Pass(abc.ABC):
             raise kind(f"{type(self).__name__}: {problem}.")
 
 
-def run(passes: Iterable[Pass], known: TrainingGraph) -> TrainingGraph:
+def run(passes: Iterable[Pass], training: TrainingGraph) -> TrainingGraph:
     """Runs passes one after the other."""
-    for each in passes:
-        known = each(known)
-    return known
+    for graph_pass in passes:
+        training = graph_pass(training)
+    return training

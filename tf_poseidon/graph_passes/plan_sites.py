@@ -17,17 +17,18 @@ class MakePlan(passes.Pass):
     def __init__(self, planner: planning.Planner) -> None:
         self._planner = planner
 
-    def requires(self, known: passes.TrainingGraph) -> str:
-        return "" if len(known.sites) == len(known.markers) else "not every marker has a site"
+    def requires(self, training: passes.TrainingGraph) -> str:
+        return "" if len(training.sites) == len(training.markers) else "not every marker has a site"
 
-    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        step = known.one_step()
-        return dataclasses.replace(known, plan=self._planner.plan(
-            step.sites, step.operations, step.exchanges, known.facts.steps.number))
+    def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
+        step = training.one_step()
+        return dataclasses.replace(training, plan=self._planner.plan(
+            step.sites, step.operations, step.exchanges, training.facts.steps.number))
 
-    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+    def ensures(self, training: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
         assert result.plan is not None
-        missing = {site.name for site in known.one_step().sites} - {decision.site for decision in result.plan.decisions}
+        decided = {decision.site for decision in result.plan.decisions}
+        missing = {site.name for site in training.one_step().sites} - decided
         return f"the plan decides nothing about '{min(missing)}'" if missing else ""
 
 
@@ -43,14 +44,14 @@ class TakePlan(passes.Pass):
     plan: planning.Plan
     cluster: planning.Cluster
 
-    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        self.plan.check(known.one_step().sites, self.cluster)
-        return dataclasses.replace(known, plan=self.plan)
+    def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
+        self.plan.check(training.one_step().sites, self.cluster)
+        return dataclasses.replace(training, plan=self.plan)
 
 
-def of_all_steps(known: passes.TrainingGraph) -> planning.Plan:
+def of_all_steps(training: passes.TrainingGraph) -> planning.Plan:
     """Returns the plan of all steps of a planned graph; each follows the plan of one."""
-    plan, steps = known.plan, known.facts.steps
+    plan, steps = training.plan, training.facts.steps
     assert plan is not None
     if steps.number == 1:
         return plan
@@ -58,8 +59,8 @@ def of_all_steps(known: passes.TrainingGraph) -> planning.Plan:
     names |= {group for group in (*(decision.group for decision in plan.decisions),
                                   *(exchange.group for exchange in plan.exchanges)) if group}
     each_step = [plan.renamed({name: steps.site_in(step, name) for name in names}) for step in range(steps.number)]
-    present = {marker.site for marker in known.markers} | {exchange.site for exchange in known.exchanges}
+    present = {marker.site for marker in training.markers} | {exchange.site for exchange in training.exchanges}
     return dataclasses.replace(
         plan, sites=tuple(site for step in each_step for site in step.sites if site.name in present),
-        decisions=tuple(each for step in each_step for each in step.decisions if each.site in present),
-        exchanges=tuple(each for step in each_step for each in step.exchanges if each.site in present))
+        decisions=tuple(decision for step in each_step for decision in step.decisions if decision.site in present),
+        exchanges=tuple(exchange for step in each_step for exchange in step.exchanges if exchange.site in present))

@@ -136,23 +136,23 @@ class RewriteSession:
             CannotFollowError: If other ranks run a rewritten graph and this rank cannot.
         """
         planner = self.planner.by_policy() if by_policy else self.planner
-        known, cause = None, None
+        training, cause = None, None
         try:
-            known = self.find(graph_def, add_shapes)
+            training = self.find(graph_def, add_shapes)
             # For the passes that describe costs, and for no other.
-            costs = known.graph if add_shapes is None else planned_lib.of(known.graph, add_shapes, known.facts)
-            known = exchanges.FindExchanges(costs)(known)
-            if not known.markers:
-                return RewriteOutcome(plan=self._plan_of_exchanges(known, planner))
-            known = passes.run((*self._match, describe.DescribeSites(costs), operations.CountOperations(costs),
-                                priorities.FindPriorities()), known)
+            costs = training.graph if add_shapes is None else planned_lib.of(training.graph, add_shapes, training.facts)
+            training = exchanges.FindExchanges(costs)(training)
+            if not training.markers:
+                return RewriteOutcome(plan=self._plan_of_exchanges(training, planner))
+            training = passes.run((*self._match, describe.DescribeSites(costs), operations.CountOperations(costs),
+                                   priorities.FindPriorities()), training)
         except Exception as error:  # whatever goes wrong, the unmodified graph computes the same
-            known, cause = None, error
+            training, cause = None, error
         if self._comparison is not None:
-            return self._rewrite_alike(graph_def, known, planner, cause, self._comparison)
-        if known is not None:
+            return self._rewrite_alike(graph_def, training, planner, cause, self._comparison)
+        if training is not None:
             try:
-                return _outcome(self._planned(known, plan_lib.MakePlan(planner)))
+                return _outcome(self._planned(training, plan_lib.MakePlan(planner)))
             except Exception as error:
                 cause = error
         return RewriteOutcome(refusal=_text_of(cause), cause=cause)
@@ -169,29 +169,30 @@ class RewriteSession:
                 shapes = add_shapes(graph_def, alone=True)
         return self._find(passes.TrainingGraph(Graph(graph_def, shapes), training_step.facts_of(graph_def)))
 
-    def _planned(self, known: passes.TrainingGraph, planning_pass: passes.Pass) -> passes.TrainingGraph:
-        return passes.run((planning_pass, self._write), known)
+    def _planned(self, training: passes.TrainingGraph, planning_pass: passes.Pass) -> passes.TrainingGraph:
+        return passes.run((planning_pass, self._write), training)
 
     @staticmethod
-    def _plan_of_exchanges(known: passes.TrainingGraph, planner: planning.Planner) -> planning.Plan | None:
-        if not known.exchanges:
+    def _plan_of_exchanges(training: passes.TrainingGraph, planner: planning.Planner) -> planning.Plan | None:
+        if not training.exchanges:
             return None
         # The graph is left unchanged, so exchanges cannot wait to be merged.
-        return dataclasses.replace(planner, merge=False).plan((), exchanges=known.exchanges)
+        return dataclasses.replace(planner, merge=False).plan((), exchanges=training.exchanges)
 
     # ---- ranks that must agree --------------------------------------------------------------------
 
-    def _rewrite_alike(self, graph_def: graph_pb2.GraphDef, known: passes.TrainingGraph | None,
+    def _rewrite_alike(self, graph_def: graph_pb2.GraphDef, training: passes.TrainingGraph | None,
                        planner: planning.Planner, cause: Exception | None,
                        comparison: TextComparison) -> RewriteOutcome:
-        """Rewrites a graph as all ranks do; `known` is None if this rank could not analyse it."""
-        refusal = known.markers[0].refusal if known is not None and all(m.refusal for m in known.markers) else None
+        """Rewrites a graph as all ranks do; `training` is None if this rank could not analyse it."""
+        is_refused = training is not None and all(marker.refusal for marker in training.markers)
+        refusal = training.markers[0].refusal if training is not None and is_refused else None
         if refusal and not any(foreign.is_of_all_ranks(node) for node in self.markers_of(graph_def)):
             return RewriteOutcome(refusal=refusal)  # other ranks may not even run it
         try:
             if refusal:
                 return self._refused_alike(graph_def, refusal, comparison)
-            return self._agreed(graph_def, known, planner, cause, comparison)
+            return self._agreed(graph_def, training, planner, cause, comparison)
         except Exception as error:  # other ranks have done their part
             raise CannotFollowError("This rank could not rewrite a training graph as the others have: "
                                     f"{error}") from error
@@ -205,21 +206,21 @@ class RewriteSession:
             self._refused[name] = refusal
         return RewriteOutcome(refusal=refusal)
 
-    def _agreed(self, graph_def: graph_pb2.GraphDef, known: passes.TrainingGraph | None, planner: planning.Planner,
+    def _agreed(self, graph_def: graph_pb2.GraphDef, training: passes.TrainingGraph | None, planner: planning.Planner,
                 cause: Exception | None, comparison: TextComparison) -> RewriteOutcome:
-        lines = [] if known is None else agreement_text.lines_of_gradients(known)
+        lines = [] if training is None else agreement_text.lines_of_gradients(training)
         key = _digest(lines)
-        if known is not None:
+        if training is not None:
             for plan in self._plans[key]:
-                if agreement_text.has_room(known, plan):
-                    return _outcome(self._planned(known, plan_lib.TakePlan(plan, planner.cluster)))
+                if agreement_text.has_room(training, plan):
+                    return _outcome(self._planned(training, plan_lib.TakePlan(plan, planner.cluster)))
         name = self._name_of(graph_def)
         if name in self._refused:
             return RewriteOutcome(refusal=self._refused[name])
         planned, text = None, ""
-        if known is not None:
+        if training is not None:
             try:
-                planned = self._planned(known, plan_lib.MakePlan(planner))
+                planned = self._planned(training, plan_lib.MakePlan(planner))
                 text = "\n".join([agreement_text.of_plan(planned), *lines])
             except Exception as error:  # the unmodified graph computes the same
                 planned, cause = None, error
@@ -241,8 +242,8 @@ class RewriteSession:
         return [node for node in graph_def.node if node.op in self.marker_ops]
 
 
-def _outcome(known: passes.TrainingGraph) -> RewriteOutcome:
-    return RewriteOutcome(known.rewritten, known.plan, known.sites)
+def _outcome(training: passes.TrainingGraph) -> RewriteOutcome:
+    return RewriteOutcome(training.rewritten, training.plan, training.sites)
 
 
 def _text_of(error: Exception | None) -> str:

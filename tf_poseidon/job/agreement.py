@@ -82,9 +82,9 @@ class CoordinationServiceComparison:
         return first_difference(texts[0], texts[differing[0]], 0, differing[0]) if differing else None
 
 
-def first_difference(mine: str, theirs: str, rank: int, other: int) -> str:
+def first_difference(own: str, theirs: str, rank: int, other: int) -> str:
     """Returns a sentence about the first lines in which two texts differ: if possible, lines that only one has."""
-    a, b = mine.split("\n"), theirs.split("\n")
+    a, b = own.split("\n"), theirs.split("\n")
     only_a, only_b = ([line for line in lines if line and line not in others]
                       for lines, others in ((a, set(b)), (b, set(a))))
     if only_a or only_b:
@@ -103,15 +103,15 @@ def agree_on_options(communicator: Communicator, **options: object) -> None:
     Raises:
         PoseidonError: If this rank differs from rank 0.
     """
-    mine = {
+    own_options = {
         **{name: str(value) for name, value in options.items()},
         **{name: importlib.metadata.version(name) for name in ("tf_poseidon", "keras", "numpy")},
         "tensorflow": tf.__version__,
         "products and sums of factors": ops.rounding(),
         **kernel_settings.settings(),
     }
-    of_rank_0 = json.loads(communicator.broadcast_text("options", json.dumps(mine)))
-    for name, value in mine.items():
+    of_rank_0 = json.loads(communicator.broadcast_text("options", json.dumps(own_options)))
+    for name, value in own_options.items():
         if of_rank_0.get(name) != value:
             raise JobError(
                 f"Ranks differ in {name}: {value} on rank {communicator.rank}, and "
@@ -127,9 +127,9 @@ def _agree_on_threads(communicator: Communicator) -> None:
     Raises:
         PoseidonError: On all ranks.
     """
-    mine = np.zeros((communicator.size, 2), np.int64)
-    mine[communicator.rank] = kernel_settings.chosen_threads(), kernel_settings.processors()
-    chosen, processors = communicator.sum("threads", mine).T
+    threads_of_ranks = np.zeros((communicator.size, 2), np.int64)
+    threads_of_ranks[communicator.rank] = kernel_settings.chosen_threads(), kernel_settings.processors()
+    chosen, processors = communicator.sum("threads", threads_of_ranks).T
     threads = np.where(chosen, chosen, processors)
     other = int(np.argmax(threads != threads[0]))
     if not other:
@@ -160,8 +160,8 @@ def agree_on_seed(communicator: Communicator) -> None:
 
     Without a seed, `Dataset.shuffle` and `fit(shuffle=True)` draw a different order in every process.
     """
-    mine = tf_compat.global_seed()
-    proposal = random.SystemRandom().randrange(2**31) if mine is None else mine
+    own_seed = tf_compat.global_seed()
+    proposal = random.SystemRandom().randrange(2**31) if own_seed is None else own_seed
     agreed = int(communicator.broadcast("seed", tf.constant(proposal, tf.int64).numpy()))
-    if agreed != mine:
+    if agreed != own_seed:
         tf.random.set_seed(agreed)

@@ -108,9 +108,9 @@ def measure(communicator: Communicator, sum_in_place: Callable[[Communicator, st
         times, functools.partial(time_sums, bandwidth.num_bytes, _SUMS_AT_ONCE), time_product)
     if is_gpu and time_across is not None:
         cluster = with_links(cluster, communicator, bandwidth.num_bytes, time_across)
-    mine = np.array([latency * 1e6, bandwidth.bits_per_second / 1e9, _gflops(times),
-                     math.hypot(bandwidth.spread, _spread(times)), accelerators])
-    latency_us, bandwidth_gbps, gflops, uncertainty, accelerators = communicator.broadcast("calibration", mine)
+    own_measures = np.array([latency * 1e6, bandwidth.bits_per_second / 1e9, _gflops(times),
+                             math.hypot(bandwidth.spread, _spread(times)), accelerators])
+    latency_us, bandwidth_gbps, gflops, uncertainty, accelerators = communicator.broadcast("calibration", own_measures)
     cluster = dataclasses.replace(
         cluster, bandwidth_gbps=_rounded(bandwidth_gbps), latency_us=_rounded(latency_us), gflops=_rounded(gflops),
         uncertainty=_rounded(uncertainty), accelerators=bool(accelerators))

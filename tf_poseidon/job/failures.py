@@ -45,8 +45,8 @@ def cause(rank: int, error: BaseException) -> str:
 def printed(error: BaseException, trace: types.TracebackType | None) -> str:
     """Returns an error with its traceback, as Python prints it, with long messages shortened."""
     text = "".join(traceback.format_exception(type(error), error, trace))
-    for each in _chain(error):
-        if len(message := str(each)) > LONGEST:
+    for cause_error in _chain(error):
+        if len(message := str(cause_error)) > LONGEST:
             text = text.replace(message, shortened(message))
     if sys.version_info < (3, 11):  # whose tracebacks have no notes
         text += "".join(f"{note}\n" for note in getattr(error, "__notes__", []))
@@ -94,9 +94,9 @@ class _Watch:
         self.over = threading.Event()
         self._communicator = communicator
         self._cause = cause(communicator.rank, error)
-        mine = np.zeros(communicator.size, np.int64)
-        mine[communicator.rank] = zlib.crc32(f"{what} {type(error).__name__}".encode(errors="replace")) + 1
-        self._wait = communicator.submit("failures", mine)
+        digests = np.zeros(communicator.size, np.int64)
+        digests[communicator.rank] = zlib.crc32(f"{what} {type(error).__name__}".encode(errors="replace")) + 1
+        self._wait = communicator.submit("failures", digests)
         for target in (self._compare, self._end):
             threading.Thread(target=target, daemon=True).start()
 
@@ -119,8 +119,8 @@ class _Watch:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yields an error, and those during whose handling it came."""
     seen: list[BaseException] = []
-    each: BaseException | None = error
-    while each is not None and not any(each is other for other in seen):
-        seen.append(each)
-        yield each
-        each = each.__cause__ or each.__context__
+    current: BaseException | None = error
+    while current is not None and not any(current is other for other in seen):
+        seen.append(current)
+        yield current
+        current = current.__cause__ or current.__context__

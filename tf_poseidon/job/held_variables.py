@@ -41,8 +41,8 @@ class Held:
 
     def holds(self, variable: tf.Variable) -> bool:
         """Whether a `tf.Variable` holds summands."""
-        found = self._variables.get(id(variable))
-        return found is not None and found[0]() is variable
+        entry = self._variables.get(id(variable))
+        return entry is not None and entry[0]() is variable
 
     def use(self, variables: Iterable[tf.Variable]) -> None:
         """Notes that a partitioned function uses variables as summands."""
@@ -91,7 +91,7 @@ class Held:
 
     def check_reader(self, variable: tf.Variable) -> None:
         """Refuses to read a variable in another thread while it holds summands: ranks would read at different steps."""
-        if threading.get_ident() != self._thread and any(variable is each for each in self._meanwhile):
+        if threading.get_ident() != self._thread and any(variable is held for held in self._meanwhile):
             raise GraphError(
                 f"'{variable.name.partition(':')[0]}', a variable of a metric, was read in another thread while fit or "
                 "evaluate ran, where each rank has a part of it; read metrics in a callback's methods for batches.")
@@ -102,12 +102,12 @@ class Held:
         Raises:
             JobError: If ranks have made different numbers of steps.
         """
-        held = [variable for variable in variables if any(variable is each for each in self._meanwhile)]
+        held = [variable for variable in variables if any(variable is other for other in self._meanwhile)]
         if not held:
             return [_own(variable) for variable in variables]
-        mine = np.zeros(self._communicator.size, np.int64)
-        mine[self._communicator.rank] = self._steps
-        wait = self._communicator.submit("held/steps", mine)
+        steps_of_ranks = np.zeros(self._communicator.size, np.int64)
+        steps_of_ranks[self._communicator.rank] = self._steps
+        wait = self._communicator.submit("held/steps", steps_of_ranks)
         sums = self._sums(held)
         steps = wait()
         agreement.check_steps(steps)

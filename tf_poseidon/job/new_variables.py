@@ -30,11 +30,11 @@ class NewVariables:
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:
         """A context whose variables belong to this rank alone, as what rank 0 creates to save a model."""
-        before = len(self._waiting)
+        number = len(self._waiting)
         try:
             yield
         finally:
-            del self._waiting[before:]
+            del self._waiting[number:]
 
     def broadcast(self) -> None:
         """Gives the variables that wait rank 0's values.
@@ -60,9 +60,9 @@ class NewVariables:
 
     def _broadcast_strings(self, variable: tf.Variable, name: str) -> None:
         """Gives a variable with strings, of any bytes, rank 0's value."""
-        mine = tf.io.serialize_tensor(variable.read_value()).numpy()
-        of_rank_0 = self._communicator.broadcast_text(name, mine.decode("latin-1")).encode("latin-1")
-        if of_rank_0 != mine:
+        own_bytes = tf.io.serialize_tensor(variable.read_value()).numpy()
+        of_rank_0 = self._communicator.broadcast_text(name, own_bytes.decode("latin-1")).encode("latin-1")
+        if of_rank_0 != own_bytes:
             variable.assign(tf.io.parse_tensor(of_rank_0, tf.string))
 
     def _check_same(self, descriptions: Sequence[str]) -> None:

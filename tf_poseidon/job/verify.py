@@ -55,20 +55,20 @@ class Verifier:
         digests_site, differ_site, weights_site = map(site, names)
 
         def check() -> list[tf.Tensor]:
-            mine = ops.digests(weights.values())
-            differs = tf.not_equal(mine, ops.broadcast(mine, digests_site))
+            own_digests = ops.digests(weights.values())
+            differs = tf.not_equal(own_digests, ops.broadcast(own_digests, digests_site))
             somewhere = ops.all_reduce(tf.cast(differs, tf.int32), differ_site) > 0
             return [tf.cond(somewhere[i], lambda v=v, p=p, i=i: compare(v, p, differs[i]),
                             lambda: True) for i, (p, v) in enumerate(weights.items())]
 
         def compare(variable: tf.Variable, path: str, is_different: tf.Tensor) -> bool:
-            mine = tf.convert_to_tensor(variable)
-            of_rank_0 = ops.broadcast(mine, f"{weights_site}/{path}")
+            own = tf.convert_to_tensor(variable)
+            of_rank_0 = ops.broadcast(own, f"{weights_site}/{path}")
             ops.abort_unless(~is_different, tf.strings.format(
                 "verify: the variable '" + path + "' is not the same on all ranks: on rank "
                 + str(self._rank) + " it is up to {} away from rank 0's. It was changed outside "
                 "synchronised steps; assign it on all ranks.",
-                tf.cast(tf.reduce_max(tf.abs(tf.cast(mine, tf.float64)
+                tf.cast(tf.reduce_max(tf.abs(tf.cast(own, tf.float64)
                                              - tf.cast(of_rank_0, tf.float64))), tf.float32)))
             return True
 

@@ -58,7 +58,7 @@ class Call:
         in_order = dict(zip(bound.arguments, args)) | dict(sorted(kwargs.items()))
         marks = _marks(inputs, in_order)
         self.tensors = [leaf for leaf in self._leaves if tf.is_tensor(leaf)]
-        self._shapes = [each.shape for each in specs or self.tensors]
+        self._shapes = [spec.shape for spec in specs or self.tensors]
         self.names, self.dimensions = [], []
         for leaf, (name, mark) in zip(self._leaves, marks):
             if tf.is_tensor(leaf):
@@ -101,7 +101,7 @@ def _marks(inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[tupl
                 raise GraphError(f"inputs= has a different structure for '{name}' than the argument itself: "
                                  f"{str(error).splitlines()[0]}; give 'rows', 'same' or a structure like the "
                                  "argument's.") from error
-            named = [(f"{name}[{i}]", each) for i, each in enumerate(tf.nest.flatten(mark))]
+            named = [(f"{name}[{i}]", leaf_mark) for i, leaf_mark in enumerate(tf.nest.flatten(mark))]
         for leaf, pair in zip(leaves, named):
             marks += [pair] if not isinstance(leaf, _COMPOSITES) else _marks_of_parts(leaf, *pair)
     return marks

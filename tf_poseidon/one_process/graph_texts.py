@@ -84,34 +84,34 @@ class _Library:
             nodes: The nodes of a graph, or of a function.
             given: Texts for the inputs of the graph or function, by their names.
         """
-        found, waiting = dict(given), [node for node in nodes if node.name not in given]
+        digests, waiting = dict(given), [node for node in nodes if node.name not in given]
         while waiting:
-            left = [node for node in waiting if not self._add(node, found)]
+            left = [node for node in waiting if not self._add(node, digests)]
             if len(left) == len(waiting):  # a cycle: the flat loops of TensorFlow 1
-                found[left[0].name] = _digest([left[0].op, "in a cycle"])
-            waiting = [node for node in left if node.name not in found]
-        return found
+                digests[left[0].name] = _digest([left[0].op, "in a cycle"])
+            waiting = [node for node in left if node.name not in digests]
+        return digests
 
-    def _add(self, node: node_def_pb2.NodeDef, found: dict[str, str]) -> bool:
+    def _add(self, node: node_def_pb2.NodeDef, digests: dict[str, str]) -> bool:
         """Adds the digest of a node, if those of all its inputs are known; returns whether they are."""
         inputs, controls = [], []
         for tensor in node.input:
             name, _, output = tensor.removeprefix("^").partition(":")
-            if name not in found:
+            if name not in digests:
                 return False
             if tensor.startswith("^"):
-                controls.append(found[name])
+                controls.append(digests[name])
             else:
-                inputs.append(f"{found[name]}:{output.removesuffix(':0') or 0}")
+                inputs.append(f"{digests[name]}:{output.removesuffix(':0') or 0}")
         attributes = [f"{key}={_digest([self._attribute(value)])}" for key, value in sorted(_plain(node).attr.items())]
-        found[node.name] = _digest([node.op, node.device, *attributes, *inputs, "controls", *sorted(controls)])
+        digests[node.name] = _digest([node.op, node.device, *attributes, *inputs, "controls", *sorted(controls)])
         return True
 
     def _attribute(self, value: attr_value_pb2.AttrValue) -> bytes:
         functions = _functions_of(value)
         if not functions:
             return value.SerializeToString(deterministic=True)
-        return encoded(" ".join(self._function(each.name) for each in functions))
+        return encoded(" ".join(self._function(function.name) for function in functions))
 
     def _function(self, name: str) -> str:
         if name not in self._functions:
@@ -119,7 +119,7 @@ class _Library:
         if name not in self._found:
             self._found[name] = "recursive"
             function = self._functions[name]
-            given = {each.name: f"input {i}" for i, each in enumerate(function.signature.input_arg)}
+            given = {parameter.name: f"input {i}" for i, parameter in enumerate(function.signature.input_arg)}
             digests = self.nodes(function.node_def, given)
             ends = []
             for argument in function.signature.output_arg:

@@ -411,7 +411,7 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
     if cut is None:
         return partitioned, None
     now = [variable for name, variable in variables.items() if name in partitioned.summands
-           and not any(variable is each for each in held)]
+           and not any(variable is held_variable for held_variable in held)]
     return partitioned, LateResults(traced, cut, now, variables)
 
 
@@ -468,8 +468,9 @@ def _describe_variables(graph_def: graph_pb2.GraphDef, captures: Iterable[tuple[
         described = internal.dtype == tf.resource and tf_compat.handle_data(internal)
         if described and described.is_set:
             attributes = nodes[names[internal.op.name]].attr
-            attributes["_handle_dtypes"].list.type.extend(each.dtype for each in described.shape_and_type)
-            attributes["_handle_shapes"].list.shape.extend(each.shape for each in described.shape_and_type)
+            for value in described.shape_and_type:
+                attributes["_handle_dtypes"].list.type.append(value.dtype)
+                attributes["_handle_shapes"].list.shape.append(value.shape)
 
 
 def _verified(markers: Iterable[tf.Operation], verifier: Verifier) -> list[tf.Operation]:
@@ -478,12 +479,12 @@ def _verified(markers: Iterable[tf.Operation], verifier: Verifier) -> list[tf.Op
     checks: list[tf.Operation] = []
     for marker in markers:
         site = marker.get_attr("site").decode()
-        before = len(graph.get_operations())
+        number = len(graph.get_operations())
         with tf.control_dependencies(checks[-1:]):  # each waits for other ranks, so all ranks begin with the same one
             is_due = verifier.is_due(site) if is_due is None else is_due
             gradient, contributes = marker.inputs
             verifier.check_gradient(gradient, marker.outputs[0], gradient.shape, site, contributes, is_due)
-        checks += [operation for operation in graph.get_operations()[before:] if operation.op_def.is_stateful]
+        checks += [operation for operation in graph.get_operations()[number:] if operation.op_def.is_stateful]
     return checks
 
 

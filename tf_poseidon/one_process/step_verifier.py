@@ -97,11 +97,11 @@ class StepVerifier:
         self._runs += 1
         if self._runs % self._every or self._communicator.rank:
             return partitioned(tensors)
-        before = self._state()
+        state_before = self._state()
         results = partitioned(tensors)
         after = self._state()
         try:
-            wrong = self._compare(_values(results, after), tensors, before)
+            wrong = self._compare(_values(results, after), tensors, state_before)
         except tf.errors.OpError as error:  # of one process alone: out of memory, or an assertion about last places
             _log.warning("verify no longer compares '%s' with one process, where it fails with %s.", self._name,
                          type(error).__name__)
@@ -118,13 +118,13 @@ class StepVerifier:
         return results
 
     def _compare(self, values: dict[rounding.Key, np.ndarray], tensors: Sequence[tf.Tensor],
-                 before: dict[str, np.ndarray]) -> str:
+                 state_before: dict[str, np.ndarray]) -> str:
         """Returns what differs most from one process, a clause; "" if rounding may explain all differences."""
-        exact = self._of_one_process(tensors, before, is_exact=True)
+        exact = self._of_one_process(tensors, state_before, is_exact=True)
         others: list[dict[rounding.Key, np.ndarray]] = []
         wrong = ""
         for more in (_RERUNS, _MORE):
-            others += [self._of_one_process(tensors, before, is_exact=False) for _ in range(more)]
+            others += [self._of_one_process(tensors, state_before, is_exact=False) for _ in range(more)]
             decided = {key: value for key, value in exact.items() if rounding.is_float(value.dtype) or all(
                 np.array_equal(value, other[key]) for other in others)}
             wrong = rounding.worst(values, decided, rounding.measured(exact, others, self._epsilon))
@@ -132,13 +132,13 @@ class StepVerifier:
                 break
         return wrong
 
-    def _of_one_process(self, tensors: Sequence[tf.Tensor], before: dict[str, np.ndarray],
+    def _of_one_process(self, tensors: Sequence[tf.Tensor], state_before: dict[str, np.ndarray],
                         is_exact: bool) -> dict[rounding.Key, np.ndarray]:
         """Returns the values of one process, with all numbers in their last place changed unless `is_exact`."""
         def change(value: np.ndarray) -> np.ndarray:
             return value if is_exact else rounding.changed(value, self._epsilon, self._rng)
 
-        self._restore({path: change(value) for path, value in before.items()})
+        self._restore({path: change(value) for path, value in state_before.items()})
         given = [tensor if tensor.dtype in _OPAQUE else tf.constant(change(tensor.numpy()), tensor.dtype)
                  for tensor in tensors]
         return _values(self._function(*given), self._state())

@@ -54,12 +54,12 @@ class Steps:
         Args:
             rows: Usual number of rows of a global batch, None if unknown.
         """
-        before, self._rows = self._rows, rows
+        outer_rows, self._rows = self._rows, rows
         try:
             with context.handing_to(self):
                 yield
         finally:
-            self._rows = before
+            self._rows = outer_rows
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs a step on a global batch; its results are those of one process."""
@@ -82,11 +82,11 @@ class Steps:
 
         Its value is a list, to which `run` appends, in the structure of its results, whether each is this rank's rows.
         """
-        before, self._own_rows = self._own_rows, []
+        outer, self._own_rows = self._own_rows, []
         try:
             yield self._own_rows
         finally:
-            self._own_rows = before
+            self._own_rows = outer
 
     def run_unrolled(self, function: Callable[..., Any], take: Callable[[int], list[Any]], number: int,
                      specs: Sequence[tf.TypeSpec] = (), results: tracing.ResultForm = tracing.ResultForm.WHOLE) -> Any:

@@ -334,9 +334,9 @@ def traced(function: Callable[..., Any], call: calls.Call,
 def _share(variables: Iterable[tf.Variable], communicator: Communicator, name: str) -> None:
     """Gives all ranks rank 0's values of the variables that a function uses, where they differ."""
     variables = [variable for variable in variables if variable.dtype not in (tf.resource, tf.variant, tf.string)]
-    mine, site = ops.digests(variables).numpy(), f"distribute/{name}"
-    differs = communicator.sum(f"{site}/differs", (mine != communicator.broadcast(f"{site}/digests", mine)).astype(
-        np.int64))
+    own_digests, site = ops.digests(variables).numpy(), f"distribute/{name}"
+    differs = own_digests != communicator.broadcast(f"{site}/digests", own_digests)
+    differs = communicator.sum(f"{site}/differs", differs.astype(np.int64))
     waits = [(variable, communicator.submit(f"{site}/variables/{i}", np.asarray(variable.numpy()), root=0))
              for i, variable in enumerate(variables) if differs[i]]
     for variable, wait in waits:

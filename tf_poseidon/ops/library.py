@@ -67,7 +67,7 @@ def gpu_problem() -> str:
     driver, compiler = ctypes.c_int(), ctypes.c_int()
     if not is_too_old(ctypes.byref(driver), ctypes.byref(compiler)):
         return ""
-    has, needed = (f"{each.value // 1000}.{each.value % 1000 // 10}" for each in (driver, compiler))
+    has, needed = (f"{version.value // 1000}.{version.value % 1000 // 10}" for version in (driver, compiler))
     return (f"the GPUs' driver supports CUDA {has}, and tf_poseidon's GPU kernels were built by CUDA {needed}; "
             f"update the driver, or build from source with CUDA_HOME naming a toolkit of CUDA {driver.value // 1000}")
 

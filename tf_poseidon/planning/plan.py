@@ -73,8 +73,8 @@ class Plan:
         others = [exchange.cost(self.cluster) for exchange in self.exchanges]
         parts = [*(decision.num_bytes for decision in self.decisions),
                  *(None if cost is None else cost.num_bytes for cost in others)]
-        known = [part for part in parts if part is not None]
-        return sum(known) if len(known) == len(parts) else None
+        known_parts = [part for part in parts if part is not None]
+        return sum(known_parts) if len(known_parts) == len(parts) else None
 
     @property
     def step_seconds(self) -> float | None:
@@ -138,10 +138,10 @@ class Plan:
         Keras names the variables of a Sequential 'sequential/dense/kernel', and 'dense/kernel' once it was loaded from
         a file. The plan is unchanged unless each other name has exactly one counterpart.
         """
-        planned, found = {site.name for site in self.sites}, {site.name for site in sites}
+        planned, given_names = {site.name for site in self.sites}, {site.name for site in sites}
         names = {}
-        for name in planned - found:
-            counterparts = [other for other in found - planned
+        for name in planned - given_names:
+            counterparts = [other for other in given_names - planned
                             if other.endswith(f"/{name}") or name.endswith(f"/{other}")]
             if len(counterparts) != 1:
                 return self
@@ -171,8 +171,8 @@ class Plan:
             sites: `Site`s of the same names, in the same order.
         """
         decisions, sites = [], tuple(sites)
-        for before, site, decision in zip(self.sites, sites, self.decisions, strict=True):
-            traffic, was = (None if decision.leader else decision.by.traffic(each) for each in (site, before))
+        for planned_site, site, decision in zip(self.sites, sites, self.decisions, strict=True):
+            traffic, was = (None if decision.leader else decision.by.traffic(place) for place in (site, planned_site))
             if traffic != was:
                 decision = dataclasses.replace(decision, cost=None if traffic is None else traffic.cost(self.cluster))
             decisions.append(decision)
@@ -188,17 +188,17 @@ class Plan:
         Raises:
             PoseidonError: For the first difference.
         """
-        mine, job = self.cluster.shape, cluster.shape
-        if mine != job:
-            raise PlanError(f"The plan is for {describe(mine)}, but this job has {describe(job)}; make a "
+        planned_shape, job = self.cluster.shape, cluster.shape
+        if planned_shape != job:
+            raise PlanError(f"The plan is for {describe(planned_shape)}, but this job has {describe(job)}; make a "
                             "plan for these.")
-        planned, found = self._fingerprints(self.sites), self._fingerprints(sites)
-        for name in [*found, *planned]:
-            if planned.get(name) != found.get(name):
+        planned, given = self._fingerprints(self.sites), self._fingerprints(sites)
+        for name in [*given, *planned]:
+            if planned.get(name) != given.get(name):
                 raise PlanError(
                     f"The plan was made for another training graph: the first difference is '{name}', "
                     f"which is {planned.get(name, 'missing')} in the plan and "
-                    f"{found.get(name, 'missing')} in the graph; make a plan for this graph.")
+                    f"{given.get(name, 'missing')} in the graph; make a plan for this graph.")
 
     def _fingerprints(self, sites: Iterable[Site]) -> dict[str, str]:
         """Returns {name of a site: the properties that matter to this plan's decisions, as text}."""
@@ -214,9 +214,9 @@ class Plan:
         lines = []
         if (a := str(self.cluster)) != (b := str(other.cluster)):
             lines.append(f"cluster: {a} -> {b}")
-        mine, theirs = ({d.site: d for d in plan.decisions} for plan in (self, other))
-        for name in dict.fromkeys([*mine, *theirs]):
-            a, b = (_summary(plan.get(name)) for plan in (mine, theirs))
+        own, theirs = ({d.site: d for d in plan.decisions} for plan in (self, other))
+        for name in dict.fromkeys([*own, *theirs]):
+            a, b = (_summary(plan.get(name)) for plan in (own, theirs))
             if a != b:
                 lines.append(f"'{name}': {a} -> {b}")
         return "\n".join(lines)
@@ -359,10 +359,10 @@ class Plan:
             rows.append((d.site, _shape(site.shape), d.scheme, _bytes(d.num_bytes), _ms(d.cost), runner_up,
                          _reason(site, d)))
         for exchange in self.exchanges:
-            known = exchange.cost(self.cluster)
+            exchange_cost = exchange.cost(self.cluster)
             rows.append((exchange.site, _shape(exchange.shape), exchange.scheme,
-                         _bytes(None if known is None else known.num_bytes),
-                         _ms(known), "", exchange.reason))
+                         _bytes(None if exchange_cost is None else exchange_cost.num_bytes),
+                         _ms(exchange_cost), "", exchange.reason))
         others = [exchange.cost(self.cluster) for exchange in self.exchanges]
         total = [cost for cost in (*(d.cost for d in self.decisions), *others) if cost]
         rows.append(("total", "", "", _bytes(self.total_bytes),

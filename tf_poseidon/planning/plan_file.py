@@ -92,8 +92,8 @@ def _made(kind: Any, fields: Any) -> Any:
     Raises:
         TypeError, ValueError: If they have not.
     """
-    known = _types(kind)
-    return kind(**{name: _value(known.get(name), value, name)
+    types = _types(kind)
+    return kind(**{name: _value(types.get(name), value, name)
                    for name, value in _value(dict, fields, kind.__name__.lower()).items()})
 
 
@@ -132,9 +132,9 @@ def _filled(value: Any) -> dict[str, Any]:
 
 
 def _decision(fields: dict[str, Any]) -> Decision:
-    known = {field.name for field in dataclasses.fields(Decision)} - {"carried"}
-    decision = _made(Decision, {name: value for name, value in fields.items() if name in known})
-    carried = {name: value for name, value in fields.items() if name not in known}
+    names = {field.name for field in dataclasses.fields(Decision)} - {"carried"}
+    decision = _made(Decision, {name: value for name, value in fields.items() if name in names})
+    carried = {name: value for name, value in fields.items() if name not in names}
     if not carried:
         return decision
     kind = decision.by.carried

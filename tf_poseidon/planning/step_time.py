@@ -104,13 +104,13 @@ def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: It
     """
     piece = (cluster.gpu_link_seconds(_LINKED_PIECE_BYTES) if cluster.are_all_linked else
              cluster.send_seconds(_PIECE_BYTES * (cluster.nodes - 1))) or math.inf
-    found = [Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for, site.is_waited_for,
-                     piece, 2 if decision.scheme == PS else 1, site.name)
-             for decision, site in zip(decisions, sites, strict=True)
-             if decision.cost is not None and not decision.leader]
-    return found + [Message(cost, exchange.operations, None, exchange.depth, exchange.is_waited_for, True, piece,
-                            name=exchange.site)
-                    for exchange in exchanges if (cost := exchange.cost(cluster)) is not None]
+    of_sites = [Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for, site.is_waited_for,
+                        piece, 2 if decision.scheme == PS else 1, site.name)
+                for decision, site in zip(decisions, sites, strict=True)
+                if decision.cost is not None and not decision.leader]
+    return of_sites + [Message(cost, exchange.operations, None, exchange.depth, exchange.is_waited_for, True, piece,
+                               name=exchange.site)
+                       for exchange in exchanges if (cost := exchange.cost(cluster)) is not None]
 
 
 def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float, steps: int = 1) -> tuple[float, float]:
@@ -128,9 +128,9 @@ def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float, s
 
 def spans(sent: Iterable[Message], cluster: Cluster, operations: float, steps: int = 1) -> list[BusySpan]:
     """Returns what a rank does in the time of `step_seconds`, whose arguments it has, and in all steps that overlap."""
-    found: list[BusySpan] = []
-    _run(sent, cluster, operations, steps, lambda *fields: found.append(BusySpan(*fields)))
-    return [span for span in found if span.begin < span.end]
+    busy_spans: list[BusySpan] = []
+    _run(sent, cluster, operations, steps, lambda *fields: busy_spans.append(BusySpan(*fields)))
+    return [span for span in busy_spans if span.begin < span.end]
 
 
 def _run(sent: Iterable[Message], cluster: Cluster, operations: float, steps: int, note: _Note) -> float:
@@ -141,13 +141,13 @@ def _run(sent: Iterable[Message], cluster: Cluster, operations: float, steps: in
         program += [(message.needed, False, number, message) for number, message in enumerate(ready)
                     if message.needed is not None and not message.is_waited_for]
         program.sort(key=lambda action: action[:3])
-    each, compute = cluster.compute_seconds(1), cluster.compute_seconds(operations)
+    per_operation, compute = cluster.compute_seconds(1), cluster.compute_seconds(operations)
     link: _FirstInFirstOut | _ByPriority = _ByPriority(note) if steps > 1 else _FirstInFirstOut(note)
     processor = _Processor(link, note)
     for step in range(steps):
         computed = 0.0
         for point, is_ready, number, message in program:
-            reached = point * each
+            reached = point * per_operation
             processor.compute(reached - computed, message.name if is_ready else "")
             computed = reached
             if is_ready:

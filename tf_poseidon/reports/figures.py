@@ -69,21 +69,21 @@ class Span(typing.NamedTuple):
     hover: Sequence[str]
 
 
-def bars(rows: Sequence[str], found: Iterable[Bar], axis: str, second: str = "", is_stacked: bool = False) -> Figure:
+def bars(rows: Sequence[str], all_bars: Iterable[Bar], axis: str, second: str = "", is_stacked: bool = False) -> Figure:
     """Returns a figure of horizontal bars.
 
     Args:
         rows: The names of its rows, from top to bottom.
-        found: The bars; where they are stacked, those of a row have different kinds.
+        all_bars: The bars; where they are stacked, those of a row have different kinds.
         axis: What is measured, in milliseconds.
         second: What bars that are second are, if they have the same kinds as others, which are then stronger.
         is_stacked: Whether the bars of a row are stacked.
     """
-    found = list(found)
-    doubled = {bar.row for bar in found if bar.is_second}
+    all_bars = list(all_bars)
+    doubled = {bar.row for bar in all_bars if bar.is_second}
     traces = []
-    for is_second, kind in itertools.product((False, True), _kinds(found)):
-        some = [bar for bar in found if (bar.is_second, bar.kind) == (is_second, kind)]
+    for is_second, kind in itertools.product((False, True), _kinds(all_bars)):
+        some = [bar for bar in all_bars if (bar.is_second, bar.kind) == (is_second, kind)]
         if not some:
             continue
         is_faint = is_second and bool(second)
@@ -107,18 +107,18 @@ def bars(rows: Sequence[str], found: Iterable[Bar], axis: str, second: str = "",
     return Figure(traces, layout | {"barmode": "stack" if is_stacked else "overlay", "dragmode": False})
 
 
-def spans(lanes: Mapping[Hashable, str], found: Iterable[Span], axis: str) -> Figure:
+def spans(lanes: Mapping[Hashable, str], all_spans: Iterable[Span], axis: str) -> Figure:
     """Returns a figure of spans of time. Those of a lane that overlap are drawn below one another.
 
     Args:
         lanes: {key: name} of its lanes, from top to bottom; one without a name is a gap.
-        found: The spans.
+        all_spans: The spans.
         axis: What is measured, in milliseconds.
     """
-    found = list(found)
-    sublanes = _sublanes(found)
+    all_spans = list(all_spans)
+    sublanes = _sublanes(all_spans)
     numbers: dict[Hashable, int] = {}
-    for span, sublane in zip(found, sublanes):
+    for span, sublane in zip(all_spans, sublanes):
         numbers[span.lane] = max(numbers.get(span.lane, 0), sublane + 1)
     tops, heights, end = {}, {}, 0.0
     for lane, name in lanes.items():
@@ -127,9 +127,9 @@ def spans(lanes: Mapping[Hashable, str], found: Iterable[Span], axis: str) -> Fi
         heights[lane] = max(_LANE, _SUBLANE * min(number, _MOST_SUBLANES)) if name else _GAP
         end += heights[lane] + _GAP
     traces = []
-    for kind in _kinds(found):
-        group = [i for i, span in enumerate(found) if span.kind == kind]
-        some = [found[i] for i in group]
+    for kind in _kinds(all_spans):
+        group = [i for i, span in enumerate(all_spans) if span.kind == kind]
+        some = [all_spans[i] for i in group]
         widths = [heights[span.lane] / numbers[span.lane] for span in some]
         traces.append(_trace(kind, kind, some) | {
             "base": [1e3 * span.begin for span in some], "x": [1e3 * (span.end - span.begin) for span in some],
@@ -140,26 +140,26 @@ def spans(lanes: Mapping[Hashable, str], found: Iterable[Span], axis: str) -> Fi
     return Figure(traces, layout | {"barmode": "overlay", "dragmode": "zoom"})
 
 
-def _kinds(found: Iterable[Bar | Span]) -> list[str]:
+def _kinds(marks: Iterable[Bar | Span]) -> list[str]:
     """Returns the kinds in the order of the colours, which is that of legends."""
     order = {kind: number for number, kind in enumerate(_COLOURS)}
-    return sorted({each.kind for each in found}, key=lambda kind: (order.get(kind, len(order)), kind))
+    return sorted({span.kind for span in marks}, key=lambda kind: (order.get(kind, len(order)), kind))
 
 
-def _sublanes(found: Sequence[Span]) -> list[int]:
+def _sublanes(spans_of_lane: Sequence[Span]) -> list[int]:
     """Returns for each span the first row of its lane that is free when it begins."""
     free: dict[Hashable, list[float]] = {}  # by lane: when its rows are
-    result = [0] * len(found)
-    for i in sorted(range(len(found)), key=lambda i: found[i].begin):
-        ends = free.setdefault(found[i].lane, [])
-        result[i] = next((row for row, end in enumerate(ends) if end <= found[i].begin), len(ends))
-        ends[result[i]:result[i] + 1] = [found[i].end]
+    result = [0] * len(spans_of_lane)
+    for i in sorted(range(len(spans_of_lane)), key=lambda i: spans_of_lane[i].begin):
+        ends = free.setdefault(spans_of_lane[i].lane, [])
+        result[i] = next((row for row, end in enumerate(ends) if end <= spans_of_lane[i].begin), len(ends))
+        ends[result[i]:result[i] + 1] = [spans_of_lane[i].end]
     return result
 
 
 def _trace(name: str, kind: str, some: Sequence[Bar | Span]) -> dict[str, typing.Any]:
     return {"type": "bar", "orientation": "h", "name": name, "marker": {"color": _COLOURS.get(kind, _OTHER)},
-            "hovertext": ["<br>".join(map(_shown, _wrapped(each.hover))) for each in some], "hoverinfo": "text"}
+            "hovertext": ["<br>".join(map(_shown, _wrapped(span.hover))) for span in some], "hoverinfo": "text"}
 
 
 def _layout(axis: str, ticks: Mapping[float, str], height: float) -> dict[str, typing.Any]:

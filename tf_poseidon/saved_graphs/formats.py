@@ -236,10 +236,10 @@ class MetaGraph(Saved):
 
     def _checkpoint_files(self) -> list[str]:
         own = glob.escape(self.path.removesuffix(".meta"))
-        found = sorted(glob.glob(f"{own}.index") + glob.glob(f"{own}.data-?????-of-?????"))
-        for file in found:
+        paths = sorted(glob.glob(f"{own}.index") + glob.glob(f"{own}.data-?????-of-?????"))
+        for file in paths:
             _check_copied(file)
-        return found
+        return paths
 
     def write(self, target: str | os.PathLike[str]) -> None:
         target = os.fspath(target)
@@ -300,14 +300,14 @@ def _inside(path: str, within: str = "", is_linked: bool = False) -> list[str]:
     Raises:
         PoseidonError: If something is there that cannot be copied.
     """
-    here, found = os.path.join(path, within), []
+    here, paths = os.path.join(path, within), []
     try:
         names = sorted(os.listdir(here))
     except OSError as error:
         raise GraphError(f"'{here}' cannot be read: {files.reason(error)}; it belongs to the SavedModel.") from error
     for name in names:
         relative, full = os.path.join(within, name), os.path.join(here, name)
-        found.append(relative)
+        paths.append(relative)
         if not os.path.isdir(full):
             _check_copied(full)
             continue
@@ -319,8 +319,8 @@ def _inside(path: str, within: str = "", is_linked: bool = False) -> list[str]:
             if is_linked or why == "which holds it":
                 raise GraphError(f"'{full}' is a link to the directory '{os.readlink(full)}', {why}; it cannot be "
                                  "copied: remove it.")
-        found += _inside(path, relative, is_linked or is_link)
-    return found
+        paths += _inside(path, relative, is_linked or is_link)
+    return paths
 
 
 def _check_copied(path: str) -> None:

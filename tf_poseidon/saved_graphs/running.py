@@ -160,8 +160,8 @@ class _SessionRunner:
                 if op not in needed:
                     self.unused.add(tensor.name)
                 else:
-                    found = self.inputs if op.type == "Placeholder" else self.optional
-                    found[tensor.name] = tensor.dtype, tensor.shape
+                    inputs = self.inputs if op.type == "Placeholder" else self.optional
+                    inputs[tensor.name] = tensor.dtype, tensor.shape
             elif op.type in ("VarHandleOp", "VariableV2", "Variable"):
                 dtype = op.get_attr("dtype")
                 feed = v1.placeholder(dtype)
@@ -199,23 +199,23 @@ def _optimiser(is_on: bool) -> Iterator[None]:
     It sets the option in both cases: for options that are written otherwise, even if they mean the same, TensorFlow
     makes the kernels of a function anew, and ours count their calls.
     """
-    before = tf.config.optimizer.get_experimental_options()
+    options = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not is_on})
     try:
         yield
     finally:
         tf.config.optimizer.set_experimental_options(
-            {"disable_meta_optimizer": before.get("disable_meta_optimizer", False)})
+            {"disable_meta_optimizer": options.get("disable_meta_optimizer", False)})
 
 
 def _numbered(names: Iterable[str]) -> list[str]:
     """Returns distinct names: the second "v" becomes "v (2)"."""
     counts: collections.Counter[str] = collections.Counter()
-    found: list[str] = []
+    numbered: list[str] = []
     for name in names:
         counts[name] += 1
-        found.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
-    return found
+        numbered.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return numbered
 
 
 def _array(value: Any) -> np.ndarray:
@@ -238,16 +238,16 @@ def nodes_of_step(graph: formats.Saved, targets: Iterable[str]) -> list[node_def
     """Returns the nodes that given tensors need, and those of the functions that these nodes call."""
     main = {node.name: node for node in graph.graph_def.node}
     functions = {function.signature.name: function.node_def for function in graph.graph_def.library.function}
-    queue, found = [graph_lib.node_of(target) for target in targets], {}
+    queue, nodes_by_name = [graph_lib.node_of(target) for target in targets], {}
     for name in queue:
         if name not in main:
             raise ConfigurationError(f"'{graph.path}' has no node '{name}'; name one of its nodes with --train_op.")
     while queue:
         name = queue.pop()
-        if name in main and name not in found:
-            found[name] = main[name]
+        if name in main and name not in nodes_by_name:
+            nodes_by_name[name] = main[name]
             queue += map(graph_lib.node_of, main[name].input)
-    nodes = list(found.values())
+    nodes = list(nodes_by_name.values())
     for node in nodes:  # which grows
         for name in functions_lib.called(node):
             nodes += functions.pop(name, ())

@@ -84,11 +84,11 @@ def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signa
         result.failures += one_process.differs_at_first(dict(zip(real.variables, real.state())))
     for step in range(steps):
         batch = arrays or running.random_inputs(real.inputs, batch_size * size, [seed, step])
-        before = dict(zip(real.variables, real.state()))
+        state_before = dict(zip(real.variables, real.state()))
         values = reference.run_step(real, batch)
         verification.between_ranks(result, step, values)
         if one_process:
-            verification.with_one_process(result, values, *one_process.step(batch, before))
+            verification.with_one_process(result, values, *one_process.step(batch, state_before))
     result.failures += result.conclusions()
     return result
 
@@ -106,7 +106,7 @@ def _run_here(graph_def: graph_pb2.GraphDef) -> set[str]:
 
     TensorFlow 1 does the same when it imports a MetaGraph with clear_devices=True.
     """
-    found = set()
+    devices = set()
     for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
         for node in nodes:
             try:
@@ -114,9 +114,9 @@ def _run_here(graph_def: graph_pb2.GraphDef) -> set[str]:
             except ValueError:
                 continue  # TensorFlow says what is wrong with it
             if device.job not in (None, _OWN_JOB) or device.task or device.replica:
-                found.add(device.replace(device_type=None, device_index=None).to_string())
+                devices.add(device.replace(device_type=None, device_index=None).to_string())
                 node.device = device.replace(job=None, replica=None, task=None).to_string()
-    return found
+    return devices
 
 
 def _checked(inputs: Mapping[str, npt.ArrayLike], runner: running.Runner) -> dict[str, np.ndarray]:

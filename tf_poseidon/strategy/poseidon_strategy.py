@@ -529,11 +529,11 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
 
         So a process that calls it for one model after the other exchanges under the same names.
         """
-        before, self._num_datasets, self._method = (self._num_datasets, self._method), 0, f" of {name}"
+        outer, self._num_datasets, self._method = (self._num_datasets, self._method), 0, f" of {name}"
         try:
             yield
         finally:
-            self._num_datasets, self._method = before
+            self._num_datasets, self._method = outer
 
     def _dataset_name(self) -> str:
         self._num_datasets += 1

@@ -38,9 +38,9 @@ def aligned(recorded: Sequence[Mapping[str, Any]], places: Mapping[str, SitePlac
         places: Same as in `Rank`.
     """
     ranks = []
-    for rank, mine in enumerate(recorded):
+    for rank, recording in enumerate(recorded):
         (first, offset, error), (last, last_offset, last_error) = (
-            clock_offset(mine[key], recorded[0][key]) if rank else (0.0, 0.0, 0.0)
+            clock_offset(recording[key], recorded[0][key]) if rank else (0.0, 0.0, 0.0)
             for key in ("before", "after"))
         drift = (last_offset - offset) / (last - first) if rank else 0.0
 
@@ -48,8 +48,8 @@ def aligned(recorded: Sequence[Mapping[str, Any]], places: Mapping[str, SitePlac
             return time - offset - drift * (time - first)
 
         events = [Event(row, site, to_rank_0(1e-9 * begin), to_rank_0(1e-9 * end), *rest)
-                  for row, site, begin, end, *rest in mine["events"]]
+                  for row, site, begin, end, *rest in recording["events"]]
         events.sort(key=lambda e: e.begin)
-        ranks.append(Rank(mine["host"], to_rank_0(1e-9 * mine["begin"]), tuple(events),
-                          max(error, last_error), mine["dropped"], places or {}))
+        ranks.append(Rank(recording["host"], to_rank_0(1e-9 * recording["begin"]), tuple(events),
+                          max(error, last_error), recording["dropped"], places or {}))
     return ranks

@@ -75,7 +75,7 @@ def places_of(plan: planning.Plan | None) -> dict[str, SitePlace]:
     if plan is None:
         return {}
     return {site.name: SitePlace(site.operations, None if site.is_waited_for else site.needed)
-            for site in plan.sites} | {each.site: SitePlace(each.operations) for each in plan.exchanges}
+            for site in plan.sites} | {exchange.site: SitePlace(exchange.operations) for exchange in plan.exchanges}
 
 
 class Segment(typing.NamedTuple):
@@ -116,11 +116,11 @@ class Rank:
         steps: list[RecordedStep] = []
         now = self.begin
         for run in runs:
-            before: _Events | None = None
+            events_before: _Events | None = None
             parts = []
             for number, events in enumerate(run):
-                segments = _segments(now, events, before, number + 1 < len(run), self.places)
-                now, before = segments[-1].end, events
+                segments = _segments(now, events, events_before, number + 1 < len(run), self.places)
+                now, events_before = segments[-1].end, events
                 parts.append((events, segments))
             follower: RecordedStep | None = None
             of_run: list[RecordedStep] = []
@@ -186,10 +186,10 @@ class _Events:
 
     def arrivals(self) -> dict[str, float]:
         """Returns when each gradient was there, rebuilding included."""
-        found = {event.site: event.end for event in self.exchanges if not event.is_blocking}
+        ends = {event.site: event.end for event in self.exchanges if not event.is_blocking}
         for event in self.rebuilds:
-            found[event.site] = max(event.end, found.get(event.site, 0.0))
-        return found
+            ends[event.site] = max(event.end, ends.get(event.site, 0.0))
+        return ends
 
 
 def _runs(events: Sequence[Event]) -> list[list[_Events]]:
@@ -210,14 +210,14 @@ def _runs(events: Sequence[Event]) -> list[list[_Events]]:
     return [[run[number] for number in sorted(run)] for run in runs]
 
 
-def _segments(now: float, events: _Events, before: _Events | None, is_followed: bool,
+def _segments(now: float, events: _Events, events_before: _Events | None, is_followed: bool,
               places: Mapping[str, SitePlace]) -> list[Segment]:
     """Returns the segments of a step that begins `now`.
 
     Args:
         now: When it begins.
         events: Its events.
-        before: The events of the step before, if that is of the same run of the graph.
+        events_before: The events of the step before, if that is of the same run of the graph.
         is_followed: Whether the next step is of the same run; then this one does not wait for its gradients.
         places: The `SitePlace` of each site.
     """
@@ -237,8 +237,8 @@ def _segments(now: float, events: _Events, before: _Events | None, is_followed: 
     for i, event in enumerate(events.exchanges):
         kind, site = ("backward", event.site) if i else ("forward", "")
         place = places.get(event.site)
-        if before is not None and place is not None:
-            for need in _needs(now, event.begin, before, reached, place.ready, places):
+        if events_before is not None and place is not None:
+            for need in _needs(now, event.begin, events_before, reached, place.ready, places):
                 until(need.begin, kind, site)
                 until(need.rebuild, "wait", need.site)
                 until(need.end, "rebuild", need.site)
@@ -261,25 +261,25 @@ class _Need(typing.NamedTuple):
     end: float
 
 
-def _needs(begin: float, end: float, before: _Events, reached: float, ready: float,
+def _needs(begin: float, end: float, events_before: _Events, reached: float, ready: float,
            places: Mapping[str, SitePlace]) -> Iterator[_Need]:
     """Yields when computing waits for gradients of the step before.
 
     Args:
         begin, end: A span of computing, which waits and computes until it has reached some operations.
-        before: The events of the step before.
+        events_before: The events of the step before.
         reached, ready: Operations of the step at its begin and end.
         places: The `SitePlace` of each site.
     """
     late = []  # (operations before it is needed, when it was there, site)
-    for site, arrival in before.arrivals().items():
+    for site, arrival in events_before.arrivals().items():
         needed = places[site].needed if site in places else None
         if needed is not None and reached <= needed < ready and begin < arrival <= end:
             late.append((needed, arrival, site))
     # All that comes after a gradient was there is at least computing; so this is how long the span computes.
     computing = min([end - begin, *((end - arrival) * (ready - reached) / (ready - needed)
                                     for needed, arrival, _ in late)])
-    rebuilds = {event.site: event.begin for event in before.rebuilds}
+    rebuilds = {event.site: event.begin for event in events_before.rebuilds}
     now, done = begin, reached
     for needed, arrival, site in sorted(late):
         now += computing * (needed - done) / (ready - reached)

@@ -119,14 +119,14 @@ def record(communicator: Communicator, path: str | os.PathLike[str],
     timeline = Timeline(path, communicator.rank)
     _recording.add(communicator)
     try:
-        before = _try_clocks(communicator)
+        clocks_before = _try_clocks(communicator)
         communicator.record_events(_CAPACITY)
         yield timeline
         communicator.record_events(0)
-        mine = communicator.events()
-        mine.update(host=socket.gethostname(), before=before, after=_try_clocks(communicator))
+        own_events = communicator.events()
+        own_events.update(host=socket.gethostname(), before=clocks_before, after=_try_clocks(communicator))
         followed = plan()
-        timeline.finish(clocks.aligned(_gather(communicator, mine), places_of(followed)), followed)
+        timeline.finish(clocks.aligned(_gather(communicator, own_events), places_of(followed)), followed)
     finally:
         communicator.record_events(0)
         _recording.discard(communicator)

@@ -150,27 +150,27 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
     num_steps = len(ranks[rank].steps)
     if not num_steps:
         return "No step was recorded: train inside strategy.timeline."
-    found = summary(ranks, rank, plan)
+    step_summary = summary(ranks, rank, plan)
 
     def cells(row: Row) -> list[str]:
-        hidden_next = [_ms(row.hidden_next)] if found.is_overlapping else []
+        hidden_next = [_ms(row.hidden_next)] if step_summary.is_overlapping else []
         return [_ms(row.compute), _ms(row.hidden), *hidden_next, _ms(row.exposed), _ms(row.rebuild),
                 "" if row.slowest is None else str(row.slowest), *map(_ms, (row.later, row.predicted, row.measured))]
 
-    names = ("compute", "hidden", *(("hidden next",) if found.is_overlapping else ()), "exposed", "rebuild")
+    names = ("compute", "hidden", *(("hidden next",) if step_summary.is_overlapping else ()), "exposed", "rebuild")
     empty = [""] * (len(names) - 1)
     rows = [("variable", "scheme", *names, "slowest rank", "later by", "predicted", "measured"),
-            ("forward", "", _ms(found.parts["forward"]), *empty, *[""] * 4),
-            *((row.site, row.kind, *cells(row)) for row in found.rows)]
-    if found.calls is not None:
-        rows.append(("other exchanges", "calls", "", *empty, *[""] * 3, _ms(found.calls)))
-    rows.append(("total", "", *cells(found.total)))
+            ("forward", "", _ms(step_summary.parts["forward"]), *empty, *[""] * 4),
+            *((row.site, row.kind, *cells(row)) for row in step_summary.rows)]
+    if step_summary.calls is not None:
+        rows.append(("other exchanges", "calls", "", *empty, *[""] * 3, _ms(step_summary.calls)))
+    rows.append(("total", "", *cells(step_summary.total)))
     lines = tables.aligned(rows, left=(0, 1))
-    total = found.total
+    total = step_summary.total
     lines.append(f"a step of {_ms(total.measured)} ms: {_ms(total.compute)} ms compute; then {_ms(total.exposed)} ms "
-                 f"waiting for exchanges, and {_ms(found.parts['rebuild'])} ms rebuilding gradients")
+                 f"waiting for exchanges, and {_ms(step_summary.parts['rebuild'])} ms rebuilding gradients")
     for row, what in zip(steps_lib.COPIES, ("from its GPU", "to its GPU", "and sums between GPUs")):
-        seconds, num_bytes = found.copies.get(row, (0.0, 0.0))
+        seconds, num_bytes = step_summary.copies.get(row, (0.0, 0.0))
         if seconds:
             lines.append(f"copies {what}: {_ms(seconds)} ms of a step, {1e-9 * num_bytes / seconds:.1f} GB/s")
     if ranks[rank].dropped:
@@ -178,7 +178,7 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
                      "fewer steps.")
     title = (f"rank {rank} on {ranks[rank].host}, {num_steps} steps, times in ms; clocks of ranks agree "
              f"within {1e3 * clocks_agree_within(ranks):.2g} ms")
-    if plan is not None and any(row.predicted is not None for row in found.rows):
+    if plan is not None and any(row.predicted is not None for row in step_summary.rows):
         title += f"; predicted for {plan.cluster.bandwidth_gbps:g} Gbit/s and {plan.cluster.latency_us:g} µs"
     return "\n".join([title, *lines])
 

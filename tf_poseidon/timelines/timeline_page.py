@@ -37,36 +37,36 @@ def html_report(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan 
 
 
 def _parts(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None) -> list[str | Figure]:
-    if not all(each.steps for each in ranks):
+    if not all(recorded_rank.steps for recorded_rank in ranks):
         return [page.element("p", "No step was recorded: train inside strategy.timeline.", "warning")]
-    found, parts = table_lib.summary(ranks, rank, plan), list(map(table_lib.parts, ranks))
+    step_summary, parts = table_lib.summary(ranks, rank, plan), list(map(table_lib.parts, ranks))
     slowest = max(range(len(ranks)), key=lambda number: _compute(parts[number]))
     shown = sorted(list(dict.fromkeys([rank, slowest, *range(len(ranks))]))[:_MOST_RANKS])
-    return [*_verdict(ranks, rank, found), *_ranks(ranks, parts, slowest), *_step(ranks, rank, shown),
-            *_variables(rank, found), *_predictions(rank, found, plan), page.element("h2", "Tables"),
+    return [*_verdict(ranks, rank, step_summary), *_ranks(ranks, parts, slowest), *_step(ranks, rank, shown),
+            *_variables(rank, step_summary), *_predictions(rank, step_summary, plan), page.element("h2", "Tables"),
             *(page.details(f"rank {number} on {ranks[number].host}", table_lib.table(ranks, number, plan))
               for number in shown)]
 
 
-def _verdict(ranks: Sequence[steps_lib.Rank], rank: int, found: table_lib.StepSummary) -> list[str | Figure]:
-    total = found.total
+def _verdict(ranks: Sequence[steps_lib.Rank], rank: int, step_summary: table_lib.StepSummary) -> list[str | Figure]:
+    total = step_summary.total
     share = 100 * total.exposed / total.measured if total.exposed and total.measured else 0.0
     values = [(ms(total.measured), "a step"), (ms(total.compute), "computing"),
               (ms(total.exposed), f"waiting for exchanges, {share:.2g}\N{NO-BREAK SPACE}% of the step"),
-              (ms(found.parts["rebuild"]), "rebuilding gradients")]
+              (ms(step_summary.parts["rebuild"]), "rebuilding gradients")]
     if total.predicted is not None:
         values.append((ms(total.predicted), "expected by the plan"))
     parts: list[str | Figure] = [
         page.element("p", f"A step of rank {rank} takes {ms(total.measured)}: {ms(total.compute)} for computing, "
-                     f"{ms(total.exposed)} of waiting for exchanges, and {ms(found.parts['rebuild'])} of rebuilding "
-                     "gradients.", "verdict"),
+                     f"{ms(total.exposed)} of waiting for exchanges, and {ms(step_summary.parts['rebuild'])} of "
+                     "rebuilding gradients.", "verdict"),
         page.element("p", f"{len(ranks[rank].steps):,} recorded steps; times are means over the middle half of them by "
                      f"duration. Clocks of ranks agree within {ms(table_lib.clocks_agree_within(ranks))}.", "note"),
         page.tiles(values)]
-    for number, each in enumerate(ranks):
-        if each.dropped:
-            parts.append(page.element("p", f"The recording of rank {number} was full, and {each.dropped:,} later "
-                                      "events are missing: record fewer steps.", "warning"))
+    for number, recorded_rank in enumerate(ranks):
+        if recorded_rank.dropped:
+            parts.append(page.element("p", f"The recording of rank {number} was full, and {recorded_rank.dropped:,} "
+                                      "later events are missing: record fewer steps.", "warning"))
     return parts
 
 
@@ -91,7 +91,7 @@ def _compute(parts: dict[str, float]) -> float:
 
 def _step(ranks: Sequence[steps_lib.Rank], rank: int, shown: Sequence[int]) -> list[str | Figure]:
     """Returns the figure of a step of median length, and of those that it overlaps."""
-    of_all = min(len(each.steps) for each in ranks)
+    of_all = min(len(recorded_rank.steps) for recorded_rank in ranks)
     steps = ranks[rank].steps[:of_all]
     first = last = sorted(range(of_all), key=lambda i: steps[i].end - steps[i].begin)[(of_all - 1) // 2]
     while first and steps[first - 1].follower is not None:
@@ -105,11 +105,11 @@ def _step(ranks: Sequence[steps_lib.Rank], rank: int, shown: Sequence[int]) -> l
         if lanes:
             lanes[number, ""] = ""
         lanes[number, "compute"] = f"rank {number}: compute"
-        found = list(_spans(number, ranks[number], ranks[number].steps[first:last + 1], origin))
+        rank_spans = list(_spans(number, ranks[number], ranks[number].steps[first:last + 1], origin))
         for row in steps_lib.ROWS:
-            if any(span.lane == (number, row) for span in found):
+            if any(span.lane == (number, row) for span in rank_spans):
                 lanes[number, row] = row
-        spans += found
+        spans += rank_spans
     which = f"Step {first + 1}" if first == last else f"Steps {first + 1} to {last + 1}, which overlap,"
     caption = (f"{which} of {of_all:,}. Exchanges begin when a rank's tensor is ready. Drag across the figure to look "
                "closer; a double click shows all of it.")
@@ -138,15 +138,15 @@ def _spans(number: int, rank: steps_lib.Rank, steps: Iterable[steps_lib.Recorded
                        *([f"{event.num_bytes:,} bytes of this rank"] if event.num_bytes else []))
 
 
-def _variables(rank: int, found: table_lib.StepSummary) -> list[str | Figure]:
+def _variables(rank: int, step_summary: table_lib.StepSummary) -> list[str | Figure]:
     """Returns the figure of what hid an exchange, and what did not."""
-    kinds = ("hidden", *(("hidden next",) if found.is_overlapping else ()), "exposed", "rebuild")
+    kinds = ("hidden", *(("hidden next",) if step_summary.is_overlapping else ()), "exposed", "rebuild")
 
     def seconds(row: table_lib.Row, kind: str) -> float:
         return getattr(row, kind.replace(" ", "_")) or 0.0
 
-    groups = _by_size(found.rows, lambda row: (seconds(row, "exposed") + seconds(row, "rebuild"),
-                                               seconds(row, "hidden")))
+    groups = _by_size(step_summary.rows, lambda row: (seconds(row, "exposed") + seconds(row, "rebuild"),
+                                                      seconds(row, "hidden")))
     bars = []
     for number, (name, rows) in enumerate(groups.items()):
         for kind in kinds:
@@ -154,17 +154,17 @@ def _variables(rank: int, found: table_lib.StepSummary) -> list[str | Figure]:
                 bars.append(figures.Bar(number, kind, mean, [name, f"{kind}: {ms(mean)}"]))
     caption = (f"Of rank {rank}, in the order of backpropagation. Hidden: the exchange was in flight while the rank "
                "continued to compute. Exposed: the step waited for it, from the end of the exchange before.")
-    if found.is_overlapping:
+    if step_summary.is_overlapping:
         caption += " Hidden next: it was in flight while the next step already computed."
-    if len(found.rows) > _MOST_ROWS:
+    if len(step_summary.rows) > _MOST_ROWS:
         caption += f" The {_MOST_ROWS} that cost most time have names."
     return [page.element("h2", "Exchanges"), page.element("p", caption, "note"),
             figures.bars(list(groups), bars, "time in a step", is_stacked=True)]
 
 
-def _predictions(rank: int, found: table_lib.StepSummary, plan: planning.Plan | None) -> list[str | Figure]:
+def _predictions(rank: int, step_summary: table_lib.StepSummary, plan: planning.Plan | None) -> list[str | Figure]:
     """Returns the figure of what the plan expected beside what was measured."""
-    groups = _by_size([row for row in found.rows if row.predicted],
+    groups = _by_size([row for row in step_summary.rows if row.predicted],
                       lambda row: max(row.predicted or 0.0, row.measured or 0.0))
     if not groups or plan is None:
         return []

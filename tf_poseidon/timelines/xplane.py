@@ -22,12 +22,12 @@ def xspace(trace: Mapping[str, Any]) -> Any:
 
     def number_of(name: str, rank: int, table: str) -> int:
         """Returns the number of a name in "event_metadata" or "stat_metadata" of a plane."""
-        known = numbers.setdefault((rank, table), {})
-        if name not in known:
-            known[name] = len(known) + 1
-            entry = getattr(planes[rank], table)[known[name]]
-            entry.id, entry.name = known[name], name
-        return known[name]
+        numbers_of_names = numbers.setdefault((rank, table), {})
+        if name not in numbers_of_names:
+            numbers_of_names[name] = len(numbers_of_names) + 1
+            entry = getattr(planes[rank], table)[numbers_of_names[name]]
+            entry.id, entry.name = numbers_of_names[name], name
+        return numbers_of_names[name]
 
     for event in trace["traceEvents"]:
         rank = event["pid"]

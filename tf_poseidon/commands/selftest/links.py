@@ -55,17 +55,17 @@ def measure(communicator: Communicator) -> list[Link]:
     members = [[rank for rank in range(communicator.size) if hosts[rank] == host] for host in sorted(set(hosts))]
     firsts = [ranks[0] for ranks in members]
     names = _names(communicator, firsts)
-    found = np.zeros((communicator.size, communicator.size, 2))
+    speeds = np.zeros((communicator.size, communicator.size, 2))
     for pairs in [*rounds(firsts), [(ranks[0], ranks[1]) for ranks in members if len(ranks) > 1]]:
         for turn in (pairs, [pair[::-1] for pair in pairs]):
             for sender, receiver in turn:
                 if communicator.rank == sender:
-                    found[sender, receiver] = _measure(communicator, receiver)
+                    speeds[sender, receiver] = _measure(communicator, receiver)
             communicator.sum("selftest/turn", np.zeros(1, np.float32))  # where all others wait
-    found = communicator.sum("selftest/links", found)
+    speeds = communicator.sum("selftest/links", speeds)
     name = {rank: names[host] for host, ranks in enumerate(members) for rank in ranks}
-    return [Link(name[sender], name[receiver], *found[sender, receiver])
-            for sender, receiver in zip(*np.nonzero(found[:, :, 1]))]
+    return [Link(name[sender], name[receiver], *speeds[sender, receiver])
+            for sender, receiver in zip(*np.nonzero(speeds[:, :, 1]))]
 
 
 def rounds(ranks: Sequence[int]) -> Iterator[list[tuple[int, int]]]:

@@ -27,5 +27,5 @@ def run(engine: str | None = None) -> selftest_report.SelftestReport:
     strategy = strategy_lib.PoseidonStrategy("ps", engine=engine, pins=scheme_checks.PINS)
     results = scheme_checks.check(strategy)
     communicator = runtime.communicator()
-    found = [] if communicator is None else links.measure(communicator)
-    return selftest_report.SelftestReport(runtime.described(), results, found, time.monotonic() - begin)
+    measured_links = [] if communicator is None else links.measure(communicator)
+    return selftest_report.SelftestReport(runtime.described(), results, measured_links, time.monotonic() - begin)

@@ -108,15 +108,15 @@ def _check(how: str, strategy: strategy_lib.PoseidonStrategy) -> list[Result]:
         x, y = _batch(seed, strategy.num_replicas_in_sync)
         _step(here, x, y)
         step(x, y)
-    return [_result(how, part, mine, theirs, strategy) for part, mine, theirs in zip(_PARTS, here, shared)]
+    return [_result(how, part, own, theirs, strategy) for part, own, theirs in zip(_PARTS, here, shared)]
 
 
-def _result(how: str, part: _Part, mine: Sequence[tf.Variable], theirs: Sequence[tf.Variable],
+def _result(how: str, part: _Part, own: Sequence[tf.Variable], theirs: Sequence[tf.Variable],
             strategy: strategy_lib.PoseidonStrategy) -> Result:
     is_alone = strategy.num_replicas_in_sync == 1
     gathers = how == PARTITIONED and part.scheme == planning.SPARSE
     scheme = "none" if is_alone else "gather" if gathers else part.scheme
-    for expected, variable in zip(mine, theirs):
+    for expected, variable in zip(own, theirs):
         wrong = np.flatnonzero(expected.numpy() != variable.numpy())
         if len(wrong):
             return Result(how, part.what, scheme, (
@@ -160,12 +160,12 @@ def _batch(seed: int, ranks: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _gradients(variables: Sequence[Sequence[tf.Variable]], x: tf.Tensor, y: tf.Tensor) -> list[Any]:
     with tf.GradientTape() as tape:
-        loss = tf.add_n([part.loss(each, x, y) for part, each in zip(_PARTS, variables)])
+        loss = tf.add_n([part.loss(part_variables, x, y) for part, part_variables in zip(_PARTS, variables)])
     return tape.gradient(loss, _flat(variables))
 
 
 def _flat(variables: Sequence[Sequence[tf.Variable]]) -> list[tf.Variable]:
-    return [variable for each in variables for variable in each]
+    return [variable for part_variables in variables for variable in part_variables]
 
 
 def _apply(variables: Sequence[Sequence[tf.Variable]], gradients: Sequence[Any]) -> None:

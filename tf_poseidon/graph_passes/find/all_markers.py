@@ -24,17 +24,17 @@ class FindMarkers(passes.Pass):
         """
         self._foreign_ranks = foreign_ranks
 
-    def requires(self, known: passes.TrainingGraph) -> str:
-        return check.problem_of(known.graph)
+    def requires(self, training: passes.TrainingGraph) -> str:
+        return check.problem_of(training.graph)
 
-    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
+    def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
         if self._foreign_ranks is not None:
-            return dataclasses.replace(known, markers=tuple(foreign.find(known.graph, self._foreign_ranks)))
+            return dataclasses.replace(training, markers=tuple(foreign.find(training.graph, self._foreign_ranks)))
         # TensorFlow reorders graphs; this restores the order of the user's program, as far as that is known.
-        order = known.facts.order()
-        return dataclasses.replace(known, markers=tuple(sorted(
-            own_markers.find(known.graph), key=lambda marker: (order(marker.site), marker.node))))
+        order = training.facts.order()
+        return dataclasses.replace(training, markers=tuple(sorted(
+            own_markers.find(training.graph), key=lambda marker: (order(marker.site), marker.node))))
 
-    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+    def ensures(self, training: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
         sites = [marker.site for marker in result.markers]
         return "two markers have the same name" if len(set(sites)) < len(sites) else ""

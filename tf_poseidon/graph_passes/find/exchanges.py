@@ -24,9 +24,9 @@ class FindExchanges(passes.Pass):
         """Makes the pass; `planned` is the graph with planned shapes, see `planned.of`; by default its own."""
         self._planned = planned
 
-    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        return dataclasses.replace(known, exchanges=tuple(
-            _exchange(self._planned or known.graph, node) for node in nodes(known.graph)))
+    def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
+        return dataclasses.replace(training, exchanges=tuple(
+            _exchange(self._planned or training.graph, node) for node in nodes(training.graph)))
 
 
 def nodes(graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:

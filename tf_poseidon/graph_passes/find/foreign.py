@@ -115,9 +115,9 @@ def _before_flattening(graph: graph_lib.Graph, tensor: str) -> str:
     node, shape = graph.node(tensor), graph.shape(tensor)
     if node.op != "Reshape" or shape is None or len(shape) != 1:
         return tensor
-    before = graph_lib.data_inputs(node)[0]
-    sizes = graph.shape(before) or ()
-    return before if sum(size != 1 for size in sizes) > 1 else tensor  # a bias is a vector anyway
+    source = graph_lib.data_inputs(node)[0]
+    sizes = graph.shape(source) or ()
+    return source if sum(size != 1 for size in sizes) > 1 else tensor  # a bias is a vector anyway
 
 
 def _laid_end_to_end(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Bundle | None:

@@ -30,59 +30,60 @@ class CountOperations(passes.Pass):
         """Makes the pass; `planned` is the graph with planned shapes, see `planned.of`; by default its own."""
         self._planned = planned
 
-    def requires(self, known: passes.TrainingGraph) -> str:
-        return "" if len(known.sites) == len(known.markers) else "not every marker has a site"
+    def requires(self, training: passes.TrainingGraph) -> str:
+        return "" if len(training.sites) == len(training.markers) else "not every marker has a site"
 
-    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        graph, others = known.graph, exchanges_lib.nodes(known.graph)
+    def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
+        graph, others = training.graph, exchanges_lib.nodes(training.graph)
         counts = count(self._planned or graph)
-        depths = _depths(graph, [*(marker.node for marker in known.markers), *(node.name for node in others)])
-        needed = _needed(known, counts)
+        depths = _depths(graph, [*(marker.node for marker in training.markers), *(node.name for node in others)])
+        needed = _needed(training, counts)
         return dataclasses.replace(
-            known, operations=int(counts.numbers.sum()),
+            training, operations=int(counts.numbers.sum()),
             sites=tuple(
                 dataclasses.replace(site, operations=counts.of(counts.before[graph_lib.node_of(marker.gradient)]),
                                     needed=needed.get(marker.node), depth=depths[marker.node])
-                for site, marker in zip(known.sites, known.markers, strict=True)),
+                for site, marker in zip(training.sites, training.markers, strict=True)),
             exchanges=tuple(
                 dataclasses.replace(
                     exchange, depth=depths[node.name],
                     operations=counts.of(counts.before[graph_lib.node_of(graph_lib.data_inputs(node)[0])]))
-                for exchange, node in zip(known.exchanges, others, strict=True)))
+                for exchange, node in zip(training.exchanges, others, strict=True)))
 
 
-def _needed(known: passes.TrainingGraph, counts: "Counts") -> dict[str, int]:
+def _needed(training: passes.TrainingGraph, counts: "Counts") -> dict[str, int]:
     """Returns, by marker of the first of several steps, the operations of the next step before one that needs its sum.
 
     Those of the next step precede its gradients, but not those of the first step.
     """
-    steps = known.facts.steps
-    markers = {step: [marker for marker, site in zip(known.markers, known.sites, strict=True)
+    steps = training.facts.steps
+    markers = {step: [marker for marker, site in zip(training.markers, training.sites, strict=True)
                       if not site.is_waited_for and steps.step_of(site.name) == step] for step in (0, 1)}
     of_first, of_next = (functools.reduce(operator.or_, (
         counts.before[graph_lib.node_of(marker.gradient)] for marker in markers[step]), 0) for step in (0, 1))
     of_next &= ~of_first
     soonest: dict[str, int] = {}  # by node: operations of the next step before the first one that depends on the node
-    for node in reversed(known.graph.ordered):
+    for node in reversed(training.graph.ordered):
         if (bit := counts.bit.get(node.name, 0)) & of_next:
             soonest[node.name] = counts.of(counts.before[node.name] & of_next & ~bit)
-        elif found := [soonest[reader.name] for reader in known.graph.consumers(node.name) if reader.name in soonest]:
-            soonest[node.name] = min(found)
+        elif times := [soonest[reader.name] for reader in training.graph.consumers(node.name)
+                       if reader.name in soonest]:
+            soonest[node.name] = min(times)
     return {marker.node: soonest[marker.node] for marker in markers[0] if marker.node in soonest}
 
 
 def _depths(graph: graph_lib.Graph, names: Iterable[str]) -> dict[str, int | None]:
     """Returns the length of the longest chain of some nodes before each of them, by name; None for those in loops."""
     counted = set(names)
-    before: dict[str, int] = {}
-    found: dict[str, int | None] = {}
+    counted_depths: dict[str, int] = {}
+    depths: dict[str, int | None] = {}
     for node in graph.ordered:
         # The back edge of a loop has none yet.
-        depth = max((before.get(graph_lib.node_of(tensor), 0) for tensor in node.input), default=0)
-        before[node.name] = depth + (node.name in counted)
+        depth = max((counted_depths.get(graph_lib.node_of(tensor), 0) for tensor in node.input), default=0)
+        counted_depths[node.name] = depth + (node.name in counted)
         if node.name in counted:
-            found[node.name] = None if graph_lib.meanwhile(node) == "repeats" else depth
-    return found
+            depths[node.name] = None if graph_lib.meanwhile(node) == "repeats" else depth
+    return depths
 
 
 def _product(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
@@ -175,12 +176,12 @@ def count(graph: graph_lib.Graph) -> Counts:
     """Returns the operations of a graph."""
     numbers: list[int] = []
     bit: dict[str, int] = {}
-    before: dict[str, int] = {}
+    bits_before: dict[str, int] = {}
     in_loops: set[str] = set()
     for node in graph.ordered:
         bits = 0
         for tensor in node.input:
-            bits |= before.get(graph_lib.node_of(tensor), 0)  # none yet: the back edge of a loop
+            bits |= bits_before.get(graph_lib.node_of(tensor), 0)  # none yet: the back edge of a loop
         # The number of rounds of a loop is unknown, and so are, in some graphs, the shapes in it.
         if node.op == "Enter" or (node.op != "Exit" and any(
                 graph_lib.node_of(tensor) in in_loops for tensor in node.input)):
@@ -191,5 +192,5 @@ def count(graph: graph_lib.Graph) -> Counts:
             bit[node.name] = 1 << len(numbers)
             bits |= bit[node.name]
             numbers.append(number)
-        before[node.name] = bits
-    return Counts(np.array(numbers, np.int64), bit, before)
+        bits_before[node.name] = bits
+    return Counts(np.array(numbers, np.int64), bit, bits_before)

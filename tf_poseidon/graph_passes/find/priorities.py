@@ -17,19 +17,19 @@ from tf_poseidon.graph_passes import passes
 class FindPriorities(passes.Pass):
     """Gives each site a priority."""
 
-    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        ways = _ways(known)
+    def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
+        ways = _ways(training)
         lengths = sorted(set(ways.values()), reverse=True)
         if len(lengths) < 2:
-            return known
+            return training
         places = {length: place for place, length in enumerate(lengths, 1)}
-        return dataclasses.replace(known, priorities={
-            marker.site: places[ways.get(marker.node, 0)] for marker in known.markers})
+        return dataclasses.replace(training, priorities={
+            marker.site: places[ways.get(marker.node, 0)] for marker in training.markers})
 
 
-def _ways(known: passes.TrainingGraph) -> dict[str, int]:
+def _ways(training: passes.TrainingGraph) -> dict[str, int]:
     """Returns the number of nodes on the longest way from each marker to another one, 0 if none depends on it."""
-    graph, markers = known.graph, {marker.node for marker in known.markers}
+    graph, markers = training.graph, {marker.node for marker in training.markers}
     after: dict[str, int] = {}  # by node: nodes to the last marker, itself included
     ways: dict[str, int] = {}
     for node in reversed(graph.ordered):

@@ -66,15 +66,15 @@ class Library:
 
     def _outputs_and_types(self, node: node_def_pb2.NodeDef) -> list[tuple[str, int]]:
         op_def = self.op_def(node)
-        found = []
+        outputs = []
         for argument in op_def.output_arg:
             if argument.type_list_attr:
                 types = list(attribute(node, op_def, argument.type_list_attr).list.type)
             else:
                 number = number_of(node, op_def, argument.number_attr) if argument.number_attr else 1
                 types = [argument.type or attribute(node, op_def, argument.type_attr).type] * number
-            found += [(f"{argument.name}:{i}", dtype) for i, dtype in enumerate(types)]
-        return found
+            outputs += [(f"{argument.name}:{i}", dtype) for i, dtype in enumerate(types)]
+        return outputs
 
     def body(self, function: str) -> "FunctionBody":
         """Returns the body of a function."""
@@ -120,16 +120,16 @@ class MainBody:
     def parse(self, text: str) -> tuple[str, int | None]:
         """Returns (name, output) for a tensor, (name, None) for a control dependency."""
         if graph_lib.is_control(text):
-            found: tuple[str, int | None] = text[1:], None
+            reference: tuple[str, int | None] = text[1:], None
         else:
             name, colon, output = text.partition(":")
             # Nor "name:00": the readers of an exchange are found by comparing names.
             if colon and not _OUTPUT.fullmatch(output):
                 raise GraphError(f"The graph reads {text!r}, which is not a tensor of a graph.")
-            found = name, int(output or 0)
-        if found[0] not in self.nodes:
-            raise GraphError(f"The graph reads {found[0]!r}, which does not exist.")
-        return found
+            reference = name, int(output or 0)
+        if reference[0] not in self.nodes:
+            raise GraphError(f"The graph reads {reference[0]!r}, which does not exist.")
+        return reference
 
 
 class FunctionBody:
@@ -321,7 +321,7 @@ def with_own_functions(graph_def: graph_pb2.GraphDef, suffix: str) -> graph_pb2.
         name = queue.pop()
         if name in functions and name not in needed:
             needed[name] = None
-            queue += (each for node in functions[name].node_def for each in called(node))
+            queue += (callee for node in functions[name].node_def for callee in called(node))
             if name in gradients:
                 queue.append(gradients[name].gradient_func)
     result = graph_lib.with_nodes(graph_def, graph_def.node)
@@ -350,9 +350,9 @@ def _calls(node: node_def_pb2.NodeDef) -> list[attr_value_pb2.NameAttrList]:
 
 def called(node: node_def_pb2.NodeDef) -> list[str]:
     """Returns the names of the functions that a node calls: in its attributes, or as its op."""
-    found = [] if tf_compat.op_def(node.op) else [node.op]
+    names = [] if tf_compat.op_def(node.op) else [node.op]
     for value in node.attr.values():
         if value.HasField("func"):
-            found.append(value.func.name)
-        found += [function.name for function in value.list.func]
-    return found
+            names.append(value.func.name)
+        names += [function.name for function in value.list.func]
+    return names

@@ -242,11 +242,11 @@ class Writer:
     @contextlib.contextmanager
     def placed(self, device: str) -> Iterator[None]:
         """A context in which nodes are placed on another device."""
-        before, self._device = self._device, device
+        outer, self._device = self._device, device
         try:
             yield
         finally:
-            self._device = before
+            self._device = outer
 
     def add(self, suffix: str, op: str, inputs: Iterable[str], **attributes: Attribute) -> str:
         """Adds a node.

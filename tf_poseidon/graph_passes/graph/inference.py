@@ -97,8 +97,8 @@ class Inference:
                 graph_lib.set_attribute(placeholder.attr["shape"], "shape", self._known[name][0])
         shapes = self._add_shapes(inferred, alone=True)
         # TensorFlow may take an unknown number of rows for the size 1 of another input: what follows is wrong, too.
-        if any(graph_lib.is_known(old) and old != new for name, known in self._before.items() if name in shapes
-               for old, new in zip(known, shapes[name], strict=True)):
+        if any(graph_lib.is_known(old) and old != new for name, shapes_before in self._before.items() if name in shapes
+               for old, new in zip(shapes_before, shapes[name], strict=True)):
             return self._add_shapes(graph_def, alone=True)
         return {**self._known, **shapes}
 

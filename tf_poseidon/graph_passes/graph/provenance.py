@@ -63,6 +63,6 @@ def rename_site(node: node_def_pb2.NodeDef, site: str) -> None:
     """Renames the site that a node serves."""
     if "site" in node.attr:
         node.attr["site"].s = site.encode()
-    before = of(node)
-    if before is not None and before.site:
-        dataclasses.replace(before, site=site).note(node)
+    provenance = of(node)
+    if provenance is not None and provenance.site:
+        dataclasses.replace(provenance, site=site).note(node)

@@ -33,15 +33,16 @@ _Unordered = frozenset[tuple[_Part, int]]
 class MatchBiases(passes.Pass):
     """Finds the gradients of biases of dense layers."""
 
-    def requires(self, known: passes.TrainingGraph) -> str:
-        missing = [m.site for m in known.markers if m.indices is None and m.site not in known.matches]
+    def requires(self, training: passes.TrainingGraph) -> str:
+        missing = [m.site for m in training.markers if m.indices is None and m.site not in training.matches]
         return f"'{missing[0]}' was not looked at for factors" if missing else ""
 
-    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        markers = [marker for marker in known.markers if marker.indices is None and not marker.refusal]
-        return dataclasses.replace(known, matches={**known.matches, **match(known.graph, markers, known.matches)})
+    def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
+        markers = [marker for marker in training.markers if marker.indices is None and not marker.refusal]
+        matches = {**training.matches, **match(training.graph, markers, training.matches)}
+        return dataclasses.replace(training, matches=matches)
 
-    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+    def ensures(self, training: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
         return next((f"'{site}' is made of the factors of '{match.leader}', which has none"
                      for site, match in result.matches.items()
                      if isinstance(match, BiasMatch) and not isinstance(result.matches[match.leader], Match)), "")
@@ -69,7 +70,7 @@ def match(graph: graph_lib.Graph, markers: Iterable[Marker],
             # V is scaled before it is sent, U is not.
             if all(root and (which == "v" or not scale) for root, scale in parts):
                 leaders.setdefault(_unordered(parts), BiasMatch(marker.site, which))
-    found = {}
+    bias_matches = {}
     for marker in markers:
         if marker.shape is None or len(marker.shape) != 1:
             continue
@@ -85,8 +86,8 @@ def match(graph: graph_lib.Graph, markers: Iterable[Marker],
         # Several dimensions of the tensor may form the columns of a factor.
         if marker.shape == (getattr(match.products[0], leader.factor).columns,):
             nodes = tuple(node for node, _, _ in sums)
-            found[marker.site] = dataclasses.replace(leader, nodes=nodes)
-    return found
+            bias_matches[marker.site] = dataclasses.replace(leader, nodes=nodes)
+    return bias_matches
 
 
 def _unordered(parts: Sequence[_Part]) -> _Unordered:
@@ -101,8 +102,8 @@ def _root(graph: graph_lib.Graph, factor: Factor) -> str | None:
 def _before_reshapes(graph: graph_lib.Graph, tensor: str) -> str:
     columns = graph.shape(tensor)
     while (node := graph.node(tensor)).op in (*PASS_ON, "Reshape"):
-        before = graph.shape(node.input[0])
-        keeps_columns = before and columns and before[-1] == columns[-1] is not None
+        shape = graph.shape(node.input[0])
+        keeps_columns = shape and columns and shape[-1] == columns[-1] is not None
         if node.op == "Reshape" and not keeps_columns:
             break
         tensor = node.input[0]

@@ -21,11 +21,12 @@ _FLOAT = types_pb2.DT_FLOAT
 class FindCasts(passes.Pass):
     """Finds what gradients are cast from."""
 
-    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        found = {marker.site: narrow for marker in known.markers if (narrow := before_cast(known.graph, marker))}
-        return dataclasses.replace(known, narrow=found)
+    def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
+        narrow_sums = {marker.site: narrow for marker in training.markers
+                       if (narrow := before_cast(training.graph, marker))}
+        return dataclasses.replace(training, narrow=narrow_sums)
 
-    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+    def ensures(self, training: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
         return next((f"'{site}' is cast from another type than half or bfloat16"
                      for site, narrow in result.narrow.items() if narrow.dtype not in graph_lib.HALVES), "")
 

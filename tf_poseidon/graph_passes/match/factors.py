@@ -47,16 +47,16 @@ Masks = tuple[str, ...]
 class MatchFactors(passes.Pass):
     """Finds the factors of gradients."""
 
-    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        graph = known.graph
+    def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
+        graph = training.graph
         # Whether tensors are equal on all ranks depends on the whole graph.
-        independent = rank_independence.RankIndependence(graph, any(m.is_foreign for m in known.markers))
+        independent = rank_independence.RankIndependence(graph, any(m.is_foreign for m in training.markers))
         matches = {marker.site: _gatherable(graph, match(graph, marker, independent), marker)
-                   for marker in known.markers if marker.indices is None}
-        return dataclasses.replace(known, matches={**known.matches, **matches}, digest=independent.digest)
+                   for marker in training.markers if marker.indices is None}
+        return dataclasses.replace(training, matches={**training.matches, **matches}, digest=independent.digest)
 
-    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
-        missing = [m.site for m in known.markers if m.indices is None and m.site not in result.matches]
+    def ensures(self, training: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+        missing = [m.site for m in training.markers if m.indices is None and m.site not in result.matches]
         return f"nothing was found out about '{missing[0]}'" if missing else ""
 
 

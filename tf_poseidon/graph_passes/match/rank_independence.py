@@ -53,10 +53,10 @@ class RankIndependence:
                 readers.setdefault(self._resource(node.input[0]), []).append(node.name)
             elif _is_source(node):
                 differing.append(node.name)
-        known = assigned - self._handed_to_others()
+        same_resources = assigned - self._handed_to_others()
         if is_foreign:
-            known -= self._without_ranks(readers)
-        only_read = [name for resource, names in readers.items() if resource not in known
+            same_resources -= self._without_ranks(readers)
+        only_read = [name for resource, names in readers.items() if resource not in same_resources
                      for name in names]
         self._differing = self._spread(differing, readers) | self._spread(only_read, {})
 
@@ -67,12 +67,12 @@ class RankIndependence:
         reached = set(queue)
         while queue:
             node = self._graph.nodes[queue.pop()]
-            found = [consumer.name for consumer in self._graph.consumers(node.name)
-                     if any(graph_lib.node_of(tensor) == node.name for tensor in self._graph.inputs(consumer))]
+            dependents = [consumer.name for consumer in self._graph.consumers(node.name)
+                          if any(graph_lib.node_of(tensor) == node.name for tensor in self._graph.inputs(consumer))]
             if _is_assignment(node):
-                found += readers.get(self._resource(node.input[0]), ())
-            queue += [name for name in found if name not in reached]
-            reached.update(found)
+                dependents += readers.get(self._resource(node.input[0]), ())
+            queue += [name for name in dependents if name not in reached]
+            reached.update(dependents)
         return {self._resource(node.input[0]) for node in self._graph.graph_def.node
                 if _is_assignment(node) and node.name not in reached}
 
@@ -84,7 +84,7 @@ class RankIndependence:
 
         A constant can hold a value that only one rank knows, so ranks compare what they assume to be equal.
         """
-        known: dict[str, str] = {}
+        digests: dict[str, str] = {}
 
         def of(name: str) -> str:
             # Depth-first without recursion: expressions can be deep.
@@ -93,19 +93,19 @@ class RankIndependence:
                 node = self._graph.nodes[stack[-1]]
                 inputs = self._graph.inputs(node)
                 is_leaf = node.op == _READS or node.op in _LOOPS
-                missing = [i for i in map(graph_lib.node_of, inputs) if i not in known]
+                missing = [i for i in map(graph_lib.node_of, inputs) if i not in digests]
                 if missing and not is_leaf:
                     stack += missing
                     continue
                 stack.pop()
                 source = self._resource(inputs[0]) if node.op == _READS else node.name
-                known[node.name] = _hash(
+                digests[node.name] = _hash(
                     node.op, source if is_leaf else "",
-                    *(known.get(graph_lib.node_of(i), "") + str(graph_lib.output_of(i))
+                    *(digests.get(graph_lib.node_of(i), "") + str(graph_lib.output_of(i))
                       for i in inputs),
                     *(node.attr[key].SerializeToString(deterministic=True)
                       for key in sorted(node.attr) if not key.startswith("_")))
-            return known[name]
+            return digests[name]
 
         return _hash(*(of(graph_lib.node_of(tensor)) for tensor in tensors))
 
@@ -135,15 +135,15 @@ class RankIndependence:
 
     def _handed_to_others(self) -> set[str]:
         """Returns the resources that ops with unknown effects take."""
-        found = set()
+        resources = set()
         for node in self._graph.graph_def.node:
             if node.op in variables_lib.READS or node.op in _PASSES_RESOURCE_ON or _is_assignment(node):
                 continue
             for tensor in self._graph.inputs(node):
                 source = self._resource(tensor)
                 if _is_resource(self._graph.nodes[source]):
-                    found.add(source)
-        return found
+                    resources.add(source)
+        return resources
 
     def _resource(self, tensor: str) -> str:
         """Returns the node from which a resource comes, before it enters loops."""

@@ -16,12 +16,13 @@ from tf_poseidon.graph_passes.match.matches import SlicesMatch
 class MatchSlices(passes.Pass):
     """Finds indices."""
 
-    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        matches = {marker.site: match(known.graph, marker) for marker in known.markers if marker.indices is not None}
-        return dataclasses.replace(known, matches={**known.matches, **matches})
+    def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
+        matches = {marker.site: match(training.graph, marker) for marker in training.markers
+                   if marker.indices is not None}
+        return dataclasses.replace(training, matches={**training.matches, **matches})
 
-    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
-        missing = [marker.site for marker in known.markers if marker.site not in result.matches]
+    def ensures(self, training: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+        missing = [marker.site for marker in training.markers if marker.site not in result.matches]
         return f"nothing was found out about '{missing[0]}'" if missing else ""
 
 

@@ -101,10 +101,10 @@ def _keeps_first(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:
     """Whether the first dimension stays first, and unchanged."""
     if node.op not in ("Reshape", "ExpandDims", "Squeeze"):
         return True
-    before, after = graph.shape(graph.inputs(node)[0]), graph.shape(node.name)
-    if not before or not after:
+    shape, after = graph.shape(graph.inputs(node)[0]), graph.shape(node.name)
+    if not shape or not after:
         return False
-    count = graph_lib.num_elements(before[1:])
+    count = graph_lib.num_elements(shape[1:])
     return count is not None and 0 < count == graph_lib.num_elements(after[1:])
 
 

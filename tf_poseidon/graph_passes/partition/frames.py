@@ -73,16 +73,16 @@ def needed(nodes: Mapping[str, node_def_pb2.NodeDef], names: Iterable[str], fram
     for name, frame in frames.items():
         if frame != ROOT:
             by_loop.setdefault(frame.name, []).append(name)
-    queue, found = list(names), set()
+    queue, needed_names = list(names), set()
     while queue:
         name = queue.pop()
-        if name in found:
+        if name in needed_names:
             continue
-        found.add(name)
+        needed_names.add(name)
         queue += map(graph_lib.node_of, nodes[name].input)
         if frames.get(name, ROOT) != ROOT:
             queue += by_loop.pop(frames[name].name, ())
-    return found
+    return needed_names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,6 +114,6 @@ def _whole(sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated, name:
     all_bytes = [sizes.bytes(tensor, tensors.dtype_of(sizes.graph.node(tensor), graph_lib.output_of(tensor)))
                  for tensor in sizes.graph.inputs(node)
                  if isinstance(propagated.states.get(tensors.canonical(tensor)), states.Rows)]
-    per_row = [each.per_row for each in all_bytes if each.per_row is not None]
+    per_row = [tensor_bytes.per_row for tensor_bytes in all_bytes if tensor_bytes.per_row is not None]
     return report_lib.UndividedOp(name, node.op, report_lib.Bytes(
         per_row=sum(per_row) if len(per_row) == len(all_bytes) else None))

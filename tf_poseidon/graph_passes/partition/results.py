@@ -62,15 +62,16 @@ def cut(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], ends: Iterable[st
             for tensor in graph.inputs(node):
                 updates.get(variables_lib.source(graph, tensor), set()).add(node.name)
     behind = {i: _behind(graph, graph_lib.node_of(fetch), updates, captures) for i, fetch in enumerate(fetches)}
-    found = {i: fetches[i] for i, nodes in behind.items() if any(graph.nodes[name].op == _READ for name in nodes)}
-    nodes = set().union(*(behind[i] for i in found))
+    result_fetches = {i: fetches[i] for i, nodes in behind.items()
+                      if any(graph.nodes[name].op == _READ for name in nodes)}
+    nodes = set().union(*(behind[i] for i in result_fetches))
     reads = {name: variables_lib.source(graph, graph.inputs(graph.nodes[name])[0]) for name in nodes
              if graph.nodes[name].op == _READ}
     stay = _before(graph, [*(name for name in ends if name not in reads), *(
-        graph_lib.node_of(fetch) for i, fetch in enumerate(fetches) if i not in found)])
+        graph_lib.node_of(fetch) for i, fetch in enumerate(fetches) if i not in result_fetches)])
     results = [_of_results(node) for node in graph_def.node if node.name in nodes]
     return (graph_lib.with_nodes(graph_def, [node for node in graph_def.node if node.name in stay]),
-            Results(graph_pb2.GraphDef(node=results, versions=graph_def.versions), found, reads))
+            Results(graph_pb2.GraphDef(node=results, versions=graph_def.versions), result_fetches, reads))
 
 
 def _behind(graph: graph_lib.Graph, name: str, updates: Mapping[str, Set[str]], captures: Collection[str]) -> set[str]:

@@ -149,14 +149,14 @@ def _updates(graph: graph_lib.Graph, accesses: Iterable[Sequence[node_def_pb2.No
     markers = [node.name for node in graph.graph_def.node
                if node.op.startswith(_OURS) and "site" in node.attr and node.attr["site"].s.decode() in gradients]
     numbers = {name: 1 << i for i, name in enumerate(markers)}
-    before: dict[str, int] = {}  # by node: the markers before it, as a bit set
+    markers_before: dict[str, int] = {}  # by node: the markers before it, as a bit set
     for node in graph.ordered:
         bits = numbers.get(node.name, 0)
         for tensor in graph.inputs(node):
-            bits |= before.get(graph_lib.node_of(tensor), 0)
-        before[node.name] = bits
+            bits |= markers_before.get(graph_lib.node_of(tensor), 0)
+        markers_before[node.name] = bits
     updates = [node.name for nodes in accesses for node in nodes if node.op not in variables_lib.READS]
-    counts = [before[name].bit_count() for name in updates]
+    counts = [markers_before[name].bit_count() for name in updates]
     return sum(count > 0 for count in counts), sum(count > 1 for count in counts)
 
 
@@ -179,14 +179,14 @@ def unroll(graph_def: graph_pb2.GraphDef, order: StepOrder, shared: Collection[s
     for step in range(1, steps):
         handles = {source: f"{renamed('after', step)}/{source}" for source, _ in order.after}
         for source, names in order.after:
-            before = ends if names == (_WHOLE_STEP,) else names
+            awaited = ends if names == (_WHOLE_STEP,) else names
             handle = node_def_pb2.NodeDef(name=handles[source], op="Identity", input=[
-                source, *(f"^{renamed(name, step - 1)}" for name in dict.fromkeys(before))])
+                source, *(f"^{renamed(name, step - 1)}" for name in dict.fromkeys(awaited))])
             graph_lib.set_attribute(handle.attr["T"], "T", types_pb2.DT_RESOURCE)
             provenance.Provenance(provenance.STEP).note(handle)
             nodes.append(handle)
         waits = collections.defaultdict(list, {
-            name: [f"^{renamed(before, step - 1)}" for before in order.ordered] for name in order.ordered})
+            name: [f"^{renamed(awaited, step - 1)}" for awaited in order.ordered] for name in order.ordered})
         if (over := step - _STEPS_AT_A_TIME) >= 0:
             # Results that nobody fetches are not computed for this.
             end = node_def_pb2.NodeDef(name=f"{renamed('after', step)}/step{over}", op="NoOp", input=[

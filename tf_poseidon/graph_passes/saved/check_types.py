@@ -64,14 +64,14 @@ def check_types(graph_def: graph_pb2.GraphDef, library: functions_lib.Library) -
     _check_loops(graph_def)
     for node in graph_def.node:
         op_def = library.op_def(node)
-        expected, found = _types(node, op_def, op_def.input_arg), graph_lib.data_inputs(node)
-        if any(graph_lib.is_control(tensor) for tensor in node.input[:len(found)]):
+        expected, inputs = _types(node, op_def, op_def.input_arg), graph_lib.data_inputs(node)
+        if any(graph_lib.is_control(tensor) for tensor in node.input[:len(inputs)]):
             raise GraphError(f"Node '{node.name}' has a control input before a tensor that it reads; control inputs "
                              "come last.")
-        if len(found) != len(expected):
-            raise GraphError(f"Node '{node.name}', a {node.op}, reads {len(found)} tensors, expected "
+        if len(inputs) != len(expected):
+            raise GraphError(f"Node '{node.name}', a {node.op}, reads {len(inputs)} tensors, expected "
                              f"{len(expected)}.")
-        for tensor, wanted in zip(found, expected):
+        for tensor, wanted in zip(inputs, expected):
             types, output = outputs[graph_lib.node_of(tensor)], graph_lib.output_of(tensor)
             if output >= len(types):
                 raise GraphError(f"Node '{node.name}' reads '{tensor}', but that node has {len(types)} outputs.")
@@ -86,7 +86,7 @@ def _check_attribute(node: node_def_pb2.NodeDef, attr: op_def_pb2.OpDef.AttrDef,
     kind = attr.type.removeprefix("list(").removesuffix(")")
     field, is_list = _FIELDS.get(kind, kind), kind != attr.type
     if value.WhichOneof("value") != ("list" if is_list else field) or (
-            is_list and any(found.name != field for found, _ in value.list.ListFields())):
+            is_list and any(list_field.name != field for list_field, _ in value.list.ListFields())):
         raise GraphError(f"{where} is not a valid {attr.type}.")
     values = list(getattr(value.list, field)) if is_list else [getattr(value, field)]
     if attr.has_minimum and (len(values) if is_list else value.i) < attr.minimum:
@@ -177,7 +177,7 @@ def _is_shape(shape: tensor_shape_pb2.TensorShapeProto) -> bool:
 def _types(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef,
            arguments: Iterable[op_def_pb2.OpDef.ArgDef]) -> list[int]:
     """Returns the DataTypes of a node's inputs, or outputs, as its op defines them."""
-    found = []
+    types_of_arguments = []
     for argument in arguments:
         if argument.type_list_attr:
             types = functions_lib.attribute(node, op_def, argument.type_list_attr).list.type
@@ -185,8 +185,8 @@ def _types(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef,
             types = [argument.type or functions_lib.attribute(node, op_def, argument.type_attr).type]
             if argument.number_attr:
                 types *= functions_lib.number_of(node, op_def, argument.number_attr)
-        found += [dtype + _REFERENCE if argument.is_ref else dtype for dtype in types]
-    return found
+        types_of_arguments += [dtype + _REFERENCE if argument.is_ref else dtype for dtype in types]
+    return types_of_arguments
 
 
 def _names(types: Collection[int]) -> str:

@@ -70,10 +70,10 @@ def of_placeholder(node: node_def_pb2.NodeDef, name: str, is_fed_alone: bool = F
 
 def of_main(graph_def: graph_pb2.GraphDef) -> list[Input]:
     """Returns the `Input`s of a main graph: placeholders, and the outputs of iterators and queues."""
-    found = []
+    inputs = []
     for node in graph_def.node:
         if node.op in _PLACEHOLDERS and node.attr["dtype"].type not in (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT):
-            found.append(of_placeholder(node, node.name, is_fed_alone=True))
+            inputs.append(of_placeholder(node, node.name, is_fed_alone=True))
         elif node.op in sources.READERS:
             shapes = node.attr["output_shapes"].list.shape
             for i, dtype in enumerate(tensors.types_of_outputs(node)):
@@ -82,9 +82,9 @@ def of_main(graph_def: graph_pb2.GraphDef) -> list[Input]:
                         f"Node '{node.name}', a {node.op}, returns {types_pb2.DataType.Name(dtype)[3:].lower()}s, "
                         "which rank 0 cannot send to the other ranks; let it return numbers, or feed the step.")
                 name = tensors.tensor_of(node.name, i)
-                found.append(Input(name, name, dtype, _shape(shapes[i]) if i < len(shapes) else None,
-                                   is_fed_alone=True, is_read=True))
-    return found
+                inputs.append(Input(name, name, dtype, _shape(shapes[i]) if i < len(shapes) else None,
+                                    is_fed_alone=True, is_read=True))
+    return inputs
 
 
 def say_shapes(graph_def: graph_pb2.GraphDef) -> None:
@@ -112,17 +112,17 @@ def decide(inputs: Sequence[Input], given: Mapping[str, Mark]) -> list[Input]:
     Raises:
         PoseidonError: If `given` does not fit the inputs, or nothing has rows.
     """
-    known = {alias: each for each in inputs for alias in _aliases(each.name)}
-    marks = {known[name].name: mark for name, mark in given.items() if name in known}
-    decided = [dataclasses.replace(each, dimension=_dimension(each, marks.get(each.name))) for each in inputs]
-    if not any(each.dimension is not None for each in decided):
-        sizes = {each.shape[0] for each in inputs if each.shape and each.name not in marks}
+    input_of_alias = {alias: entry for entry in inputs for alias in _aliases(entry.name)}
+    marks = {input_of_alias[name].name: mark for name, mark in given.items() if name in input_of_alias}
+    decided = [dataclasses.replace(entry, dimension=_dimension(entry, marks.get(entry.name))) for entry in inputs]
+    if not any(entry.dimension is not None for entry in decided):
+        sizes = {entry.shape[0] for entry in inputs if entry.shape and entry.name not in marks}
         if len(sizes) == 1 and sizes != {1}:
-            decided = [dataclasses.replace(each, dimension=0) if each.shape and each.name not in marks else each
-                       for each in decided]
-    if not any(each.dimension is not None for each in decided):
-        shown = ", ".join(f"{each.name} {list(each.shape) if each.shape is not None else 'of any shape'}"
-                          for each in inputs)
+            decided = [dataclasses.replace(entry, dimension=0) if entry.shape and entry.name not in marks else entry
+                       for entry in decided]
+    if not any(entry.dimension is not None for entry in decided):
+        shown = ", ".join(f"{entry.name} {list(entry.shape) if entry.shape is not None else 'of any shape'}"
+                          for entry in inputs)
         raise GraphError(f"No input of the step is known to have rows (it has {shown or 'no inputs'}); say which "
                          "have, as in --inputs x=rows,y=rows.")
     return decided
@@ -135,10 +135,10 @@ def check_names(inputs: Iterable[Input], given: Iterable[str]) -> None:
         inputs: The `Input`s of all steps.
         given: Same as in `decide`.
     """
-    known = {alias for each in inputs for alias in _aliases(each.name)}
+    aliases = {alias for entry in inputs for alias in _aliases(entry.name)}
     for name in given:
-        if name not in known:
-            names = dict.fromkeys(each.name for each in inputs)
+        if name not in aliases:
+            names = dict.fromkeys(entry.name for entry in inputs)
             raise GraphError(f"inputs= names '{name}', but the steps have the inputs "
                              f"{', '.join(names) or 'none'}.")
 
@@ -147,31 +147,31 @@ def _aliases(name: str) -> tuple[str, str, str]:
     return (name, name.removesuffix(":0"), name if ":" in name else f"{name}:0")
 
 
-def _dimension(each: Input, mark: Mark | None) -> int | None:
-    rank = None if each.shape is None else len(each.shape)
+def _dimension(entry: Input, mark: Mark | None) -> int | None:
+    rank = None if entry.shape is None else len(entry.shape)
     if mark is None:
-        return 0 if each.shape and each.shape[0] is None else None
+        return 0 if entry.shape and entry.shape[0] is None else None
     if mark == SAME:
         return None
     if mark != ROWS and (not isinstance(mark, int) or isinstance(mark, bool)):
-        raise GraphError(f"Input '{each.name}' is declared as {mark!r}, expected 'rows', 'same', or the number of "
+        raise GraphError(f"Input '{entry.name}' is declared as {mark!r}, expected 'rows', 'same', or the number of "
                          "a dimension.")
     dimension = mark if isinstance(mark, int) else 0
     if dimension < 0 or rank is not None and dimension >= rank:
-        raise GraphError(f"Input '{each.name}' has {rank} dimensions, but is declared to have rows in dimension "
+        raise GraphError(f"Input '{entry.name}' has {rank} dimensions, but is declared to have rows in dimension "
                          f"{dimension}; declare inputs without rows as 'same'.")
     return dimension
 
 
 def with_marker(graph_def: graph_pb2.GraphDef, inputs: Sequence[Input]) -> graph_pb2.GraphDef:
     """Returns a GraphDef in which all inputs with rows pass through one PoseidonRows: they are fed together."""
-    return _with_markers(graph_def, {_MARKER_OF_ALL: [each for each in inputs if each.dimension is not None]})
+    return _with_markers(graph_def, {_MARKER_OF_ALL: [entry for entry in inputs if entry.dimension is not None]})
 
 
 def with_markers(graph_def: graph_pb2.GraphDef, inputs: Sequence[Input]) -> graph_pb2.GraphDef:
     """Returns a GraphDef in which each input with rows passes through its own PoseidonRows."""
-    return _with_markers(graph_def, {f"{_MARKER}{each.name.removesuffix(':0').replace(':', '_output')}": [each]
-                                     for each in inputs if each.dimension is not None})
+    return _with_markers(graph_def, {f"{_MARKER}{entry.name.removesuffix(':0').replace(':', '_output')}": [entry]
+                                     for entry in inputs if entry.dimension is not None})
 
 
 def _with_markers(graph_def: graph_pb2.GraphDef, markers: Mapping[str, Sequence[Input]]) -> graph_pb2.GraphDef:
@@ -181,17 +181,17 @@ def _with_markers(graph_def: graph_pb2.GraphDef, markers: Mapping[str, Sequence[
     marked, added = {}, []
     for marker, inputs in markers.items():
         writer = graph_lib.Writer(marker)
-        writer.add("", "PoseidonRows", [each.tensor for each in inputs], T=[each.dtype for each in inputs])
+        writer.add("", "PoseidonRows", [entry.tensor for entry in inputs], T=[entry.dtype for entry in inputs])
         attributes = writer.nodes[-1].attr
-        attributes["dimensions"].list.i.extend(each.dimension for each in inputs)
-        graph_lib.set_names(attributes["names"], [each.name for each in inputs])
+        attributes["dimensions"].list.i.extend(entry.dimension for entry in inputs)
+        graph_lib.set_names(attributes["names"], [entry.name for entry in inputs])
         added += writer.nodes
-        for i, each in enumerate(inputs):
-            marked[each.tensor] = tensors.tensor_of(marker, i)
-            marked[_aliases(each.tensor)[2]] = tensors.tensor_of(marker, i)
-            node = nodes[graph_lib.node_of(each.tensor)]
-            if node.op in _PLACEHOLDERS and each.shape is not None:  # of any number of rows
-                node.attr["shape"].shape.dim[each.dimension].size = -1
+        for i, entry in enumerate(inputs):
+            marked[entry.tensor] = tensors.tensor_of(marker, i)
+            marked[_aliases(entry.tensor)[2]] = tensors.tensor_of(marker, i)
+            node = nodes[graph_lib.node_of(entry.tensor)]
+            if node.op in _PLACEHOLDERS and entry.shape is not None:  # of any number of rows
+                node.attr["shape"].shape.dim[entry.dimension].size = -1
     for node in result.node:
         node.input[:] = [marked.get(tensor, tensor) for tensor in node.input]
     result.node.extend(added)

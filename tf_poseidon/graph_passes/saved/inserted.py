@@ -76,9 +76,9 @@ def note_targets(rewritten: graph_pb2.GraphDef, names: Iterable[str]) -> None:
 
 def note_step(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> None:
     """Marks inserted nodes without an exchange as parts of a rewritten step."""
-    before = _bodies(original)
+    bodies = _bodies(original)
     for function, nodes in _bodies(rewritten).items():
-        ops = {node.name: node.op for node in before.get(function, ())}
+        ops = {node.name: node.op for node in bodies.get(function, ())}
         for node in nodes:
             if ops.get(node.name) != node.op and provenance.of(node) is None:
                 provenance.Provenance(provenance.STEP).note(node)
@@ -86,8 +86,8 @@ def note_step(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> No
 
 def steps(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> tuple[InsertedStep, ...]:
     """Returns the `InsertedStep`s of a rewritten GraphDef, given the original."""
-    before = _bodies(original)
-    return tuple(InsertedStep(function, tuple(_exchanges(nodes)), len(before.get(function, ())), len(nodes))
+    original_bodies = _bodies(original)
+    return tuple(InsertedStep(function, tuple(_exchanges(nodes)), len(original_bodies.get(function, ())), len(nodes))
                  for function, nodes in _bodies(rewritten).items() if _is_step(nodes))
 
 
@@ -96,16 +96,17 @@ def others(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> Itera
 
     Functions that lead to a step may differ: their calls became stateful.
     """
-    before, after = _bodies(original), _bodies(rewritten)
+    original_bodies, after = _bodies(original), _bodies(rewritten)
     leading = _leading_to(after)
-    for function in dict.fromkeys([*before, *after]):
+    for function in dict.fromkeys([*original_bodies, *after]):
         where = f"function '{function}'" if function else "the main graph"
-        if function not in before or function not in after:
+        if function not in original_bodies or function not in after:
             yield f"{where}: only one of the graphs has it"
             continue
         if function and _is_step(after[function]):
             continue
-        old, new = ({node.name: _comparable(node, leading) for node in bodies[function]} for bodies in (before, after))
+        old, new = ({node.name: _comparable(node, leading) for node in bodies[function]}
+                    for bodies in (original_bodies, after))
         for name in _notes(after[function]):
             del new[name]
         free = set() if function else _part_of_step(original, rewritten)
@@ -158,13 +159,13 @@ def _leading_to(bodies: Mapping[str, Sequence[node_def_pb2.NodeDef]]) -> set[str
         for node in nodes:
             for called in functions_lib.called(node):
                 callers[called].append(function)
-    queue, found = [function for function, nodes in bodies.items() if function and _is_step(nodes)], set()
+    queue, leading = [function for function, nodes in bodies.items() if function and _is_step(nodes)], set()
     while queue:
         function = queue.pop()
-        if function not in found:
-            found.add(function)
+        if function not in leading:
+            leading.add(function)
             queue += callers[function]
-    return found
+    return leading
 
 
 def _comparable(node: node_def_pb2.NodeDef, leading: Collection[str]) -> node_def_pb2.NodeDef:
@@ -185,10 +186,11 @@ def _part_of_step(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -
     if _TARGETS not in agree.attr:
         raise GraphError(f"Node '{agree.name}' does not say which nodes made its step; rewrite the original graph "
                          "again.")
-    before = {node.name: node for node in original.node}
-    targets = [name for name in map(bytes.decode, agree.attr[_TARGETS].list.s) if name in before]
-    inserted = {node.name for node in rewritten.node if node.name not in before and provenance.of(node) is not None}
-    return inserted | frames_lib.needed(before, targets, frames_lib.find_frames(graph_lib.in_order(original)))
+    original_nodes = {node.name: node for node in original.node}
+    targets = [name for name in map(bytes.decode, agree.attr[_TARGETS].list.s) if name in original_nodes]
+    inserted = {node.name for node in rewritten.node
+                if node.name not in original_nodes and provenance.of(node) is not None}
+    return inserted | frames_lib.needed(original_nodes, targets, frames_lib.find_frames(graph_lib.in_order(original)))
 
 
 def _line(node: node_def_pb2.NodeDef | None) -> str:

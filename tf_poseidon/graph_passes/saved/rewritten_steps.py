@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import itertools
 
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework import graph_pb2
@@ -88,7 +89,7 @@ class RewrittenStep:
     exchanges: report_lib.PartitionReport
 
     def __str__(self) -> str:
-        inputs = tables.aligned([(each.name, each.text()) for each in self.inputs], left=(0, 1), indent="  ")
+        inputs = tables.aligned([(entry.name, entry.text()) for entry in self.inputs], left=(0, 1), indent="  ")
         return "\n".join([str(self.plan), "", str(self.exchanges), "inputs:", *inputs])
 
 
@@ -126,7 +127,7 @@ def rewrite(graph_def: graph_pb2.GraphDef, steps: Mapping[str, Sequence[str]], h
     original = strip.compressed(graph_def)
     library = functions_lib.Library(graph_def)
     result = graph_pb2.GraphDef()
-    found: dict[str, RewrittenStep] = {}
+    rewritten: dict[str, RewrittenStep] = {}
     taken: set[str] = set()
     result.CopyFrom(graph_def)
     if has_functions:
@@ -135,14 +136,14 @@ def rewrite(graph_def: graph_pb2.GraphDef, steps: Mapping[str, Sequence[str]], h
             function, arguments = _function_of(library, name, targets)
             if function not in by_function:
                 by_function[function] = _rewrite_function(result, library, name, function, arguments, options, taken)
-            found[name] = by_function[function]
+            rewritten[name] = by_function[function]
     else:  # steps of one graph share nodes
-        targets = tuple(dict.fromkeys(target for each in steps.values() for target in each))
-        found[", ".join(steps)] = _rewrite_main(result, library, targets, options, taken)
-    inputs_lib.check_names([each for step in found.values() for each in step.inputs], options.inputs)
+        targets = tuple(dict.fromkeys(itertools.chain.from_iterable(steps.values())))
+        rewritten[", ".join(steps)] = _rewrite_main(result, library, targets, options, taken)
+    inputs_lib.check_names([entry for step in rewritten.values() for entry in step.inputs], options.inputs)
     inserted.note_step(graph_def, result)
     strip.note_original(result, original)
-    return Rewritten(result, found)
+    return Rewritten(result, rewritten)
 
 
 # ---- functions --------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ def _call_of(library: functions_lib.Library, name: str, targets: Sequence[str]) 
     """Returns the node of the main graph that calls the function of a signature."""
     main = library.main
     calls = {main.parse(target)[0] for target in targets}
-    nodes = [main.nodes[each] for each in calls]
+    nodes = [main.nodes[call] for call in calls]
     if len(nodes) != 1 or nodes[0].op not in _CALLS:
         raise GraphError(f"Signature '{name}' is not the result of one function, as tf.saved_model.save writes it; "
                          "save the step as one tf.function.")
@@ -388,23 +389,23 @@ def _with_comparison(partitioned: partition_lib.PartitionedGraph, inputs: Sequen
     compared = []
 
     def compare(name: object, values: Sequence[inputs_lib.Input]) -> str:
-        compared.append(writer.add(f"compare{name}", "PoseidonCompare", [each.tensor for each in values],
-                                   T=[each.dtype for each in values], site=f"{_PREFIX}/compare{name}"))
-        graph_lib.set_names(writer.nodes[-1].attr["names"], [each.name for each in values])
+        compared.append(writer.add(f"compare{name}", "PoseidonCompare", [entry.tensor for entry in values],
+                                   T=[entry.dtype for entry in values], site=f"{_PREFIX}/compare{name}"))
+        graph_lib.set_names(writer.nodes[-1].attr["names"], [entry.name for entry in values])
         return f"^{compared[-1]}"
 
     parts = [node for node in result.node if node.op == "PoseidonPart"]
     for i, part in enumerate(parts):
         names = {name.decode() for name in part.attr["names"].list.s}
         part.input.append(f"^{agree}")
-        own = [each for each in inputs if not each.is_read and (each.name in names or not each.is_fed_alone)]
+        own = [entry for entry in inputs if not entry.is_read and (entry.name in names or not entry.is_fed_alone)]
         if own and part.name != partition_lib.OF_NO_ROWS:
             part.input.append(compare(i, own))
     passed_on = {}
-    for i, each in enumerate(inputs):
-        if each.dimension is None and each.is_fed_alone and not each.is_read:
-            passed_on[each.tensor] = writer.add(f"same{i}", "Identity", [
-                each.tensor, compare(f"_same{i}", [each])], T=each.dtype)
+    for i, entry in enumerate(inputs):
+        if entry.dimension is None and entry.is_fed_alone and not entry.is_read:
+            passed_on[entry.tensor] = writer.add(f"same{i}", "Identity", [
+                entry.tensor, compare(f"_same{i}", [entry])], T=entry.dtype)
     for node in result.node:
         node.input[:] = [passed_on.get(tensor.removesuffix(":0"), tensor) for tensor in node.input]
     if options.wire_dtype:

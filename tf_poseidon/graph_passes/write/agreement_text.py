@@ -12,9 +12,9 @@ from tf_poseidon.graph_passes.match.matches import Match
 from tf_poseidon.graph_passes.write import site_writer
 
 
-def of_plan(known: passes.TrainingGraph) -> str:
+def of_plan(training: passes.TrainingGraph) -> str:
     """Returns the text that must be the same on all ranks to follow the plan of a graph: a line per site."""
-    plan, riders = known.plan, collections.defaultdict(list)
+    plan, riders = training.plan, collections.defaultdict(list)
     assert plan is not None
     for decision in plan.decisions:
         if decision.leader:
@@ -23,19 +23,19 @@ def of_plan(known: passes.TrainingGraph) -> str:
     rows_of = {site.name: site.factors and site.factors.k for site in plan.sites}
     for decision in sorted(plan.decisions, key=lambda d: d.site):
         if decision.scheme == planning.SFB and not decision.leader:
-            match = known.matches[decision.site]
-            assert isinstance(match, Match) and known.digest is not None
-            form = site_writer.form_of(match, riders[decision.site], known.digest)
-            rows = rows_of[decision.site] if _fixes_rows(known) else "any"
+            match = training.matches[decision.site]
+            assert isinstance(match, Match) and training.digest is not None
+            form = site_writer.form_of(match, riders[decision.site], training.digest)
+            rows = rows_of[decision.site] if _fixes_rows(training) else "any"
             lines.append(f"'{decision.site}' {rows} rows, {form}")
     return "\n".join(lines)
 
 
-def has_room(known: passes.TrainingGraph, plan: planning.Plan) -> bool:
+def has_room(training: passes.TrainingGraph, plan: planning.Plan) -> bool:
     """Whether a plan that was made for other batches has room for the rows of a graph."""
-    if not _fixes_rows(known):
+    if not _fixes_rows(training):
         return True
-    rows = {site.name: site.factors.k for site in known.sites if site.factors}
+    rows = {site.name: site.factors.k for site in training.sites if site.factors}
     for site, decision in zip(plan.sites, plan.decisions):
         if decision.scheme == planning.SFB and not decision.leader:
             assert site.factors is not None
@@ -45,11 +45,11 @@ def has_room(known: passes.TrainingGraph, plan: planning.Plan) -> bool:
     return True
 
 
-def lines_of_gradients(known: passes.TrainingGraph) -> list[str]:
+def lines_of_gradients(training: passes.TrainingGraph) -> list[str]:
     """Returns a line per gradient of a graph, in alphabetical order; it does not depend on the batch size."""
     lines = []
-    for site, marker in zip(known.sites, known.markers, strict=True):
-        node = known.graph.nodes[marker.node]
+    for site, marker in zip(training.sites, training.markers, strict=True):
+        node = training.graph.nodes[marker.node]
         attributes = [f"{key}={node.attr[key].SerializeToString().hex()}" for key in sorted(node.attr)
                       if not key.startswith("_")]
         # What the site could be under any scheme.
@@ -58,6 +58,6 @@ def lines_of_gradients(known: passes.TrainingGraph) -> list[str]:
     return sorted(lines)
 
 
-def _fixes_rows(known: passes.TrainingGraph) -> bool:
+def _fixes_rows(training: passes.TrainingGraph) -> bool:
     """Whether factors must have the same number of rows on all ranks, as TensorFlow's collectives require."""
-    return any(known.graph.nodes[marker.node].op in foreign.TENSORFLOW for marker in known.markers)
+    return any(training.graph.nodes[marker.node].op in foreign.TENSORFLOW for marker in training.markers)

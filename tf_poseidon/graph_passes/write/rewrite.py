@@ -33,23 +33,23 @@ class Write(passes.Pass):
         """Makes the pass; `engine` is the class that writes the ops of the engine."""
         self._engine = engine
 
-    def requires(self, known: passes.TrainingGraph) -> str:
-        if known.plan is None:
+    def requires(self, training: passes.TrainingGraph) -> str:
+        if training.plan is None:
             return "there is no plan"
-        decided = {decision.site for decision in plan_lib.of_all_steps(known).decisions}
-        missing = {marker.site for marker in known.markers} - decided
+        decided = {decision.site for decision in plan_lib.of_all_steps(training).decisions}
+        missing = {marker.site for marker in training.markers} - decided
         return f"the plan decides nothing about '{min(missing)}'" if missing else ""
 
-    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        assert known.plan is not None
-        plan = plan_lib.of_all_steps(known)
-        rewritten = rewrite(PlannedGraph.of(dataclasses.replace(known, plan=plan)), self._engine)
+    def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
+        assert training.plan is not None
+        plan = plan_lib.of_all_steps(training)
+        rewritten = rewrite(PlannedGraph.of(dataclasses.replace(training, plan=plan)), self._engine)
         for agree in training_step.nodes_of(rewritten):
-            agree.attr["plan"].s = known.plan.agreement_text().encode()
-        return dataclasses.replace(known, rewritten=rewritten)
+            agree.attr["plan"].s = training.plan.agreement_text().encode()
+        return dataclasses.replace(training, rewritten=rewritten)
 
-    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
-        return problem_of(known.graph.graph_def, result.rewritten, known.markers)
+    def ensures(self, training: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+        return problem_of(training.graph.graph_def, result.rewritten, training.markers)
 
 
 def rewrite(planned: PlannedGraph, engine: type[SiteWriter]) -> graph_pb2.GraphDef:
@@ -59,12 +59,12 @@ def rewrite(planned: PlannedGraph, engine: type[SiteWriter]) -> graph_pb2.GraphD
         planned: The `PlannedGraph`.
         engine: Same as in `Write`.
     """
-    graph, plan = planned.known.graph, planned.plan
+    graph, plan = planned.training.graph, planned.plan
     nodes: list[node_def_pb2.NodeDef] = []
     groups: dict[str, list[str]] = {}
     bundles: dict[str, list[Marker]] = {}
     waits: dict[str, str] = {}  # by name of a node that computes a gradient: the node for which it must wait
-    for marker in planned.known.markers:
+    for marker in planned.training.markers:
         if marker.bundle is not None:
             bundles.setdefault(marker.node, []).append(marker)
         site = writers.write(planned, marker, engine)
@@ -75,7 +75,7 @@ def rewrite(planned: PlannedGraph, engine: type[SiteWriter]) -> graph_pb2.GraphD
                 node.name for node in site.writer.nodes if node.op == "HorovodAllreduce")
     for of_bundle in bundles.values():
         nodes += bundles_lib.open_bundle(graph, of_bundle, planned.decisions)
-    replaced = {marker.node for marker in planned.known.markers} | {node.name for node in nodes}
+    replaced = {marker.node for marker in planned.training.markers} | {node.name for node in nodes}
     grouped = {exchange.site: exchange.group for exchange in plan.exchanges if exchange.group}
     kept = [_in_group(_waiting(node, waits.get(node.name)), grouped, planned.group_sizes)
             for node in graph.graph_def.node if node.name not in replaced]
@@ -104,14 +104,14 @@ def _waiting(node: node_def_pb2.NodeDef, control: str | None) -> node_def_pb2.No
     return changed
 
 
-def problem_of(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers: tuple[Marker, ...]) -> str:
+def problem_of(original: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers: tuple[Marker, ...]) -> str:
     """Returns "" if every marker is replaced and every other node is kept; else the problem, without a full stop."""
     if problem := check.problem_of(graph_lib.Graph(after)):
         return problem
     nodes = {node.name: node for node in after.node}
     replaced = {marker.node for marker in markers}
     sums = {marker.bundle.output for marker in markers if marker.bundle}
-    for node in before.node:
+    for node in original.node:
         kept = nodes.get(node.name)
         if kept is None:
             return f"node '{node.name}' is gone"
@@ -125,6 +125,6 @@ def problem_of(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers: t
 
 def _has_inputs_of(kept: node_def_pb2.NodeDef, node: node_def_pb2.NodeDef) -> bool:
     """Whether a node still has the same inputs, perhaps among others."""
-    before, after = graph_lib.data_inputs(node), graph_lib.data_inputs(kept)
-    return after[:len(before)] == before and (
+    inputs, after = graph_lib.data_inputs(node), graph_lib.data_inputs(kept)
+    return after[:len(inputs)] == inputs and (
         set(graph_lib.control_inputs(node)) <= set(graph_lib.control_inputs(kept)))

@@ -76,7 +76,7 @@ class SendReceive(site_writer.SiteWriter):
 
     def _products(self, match: Match) -> None:
         parts, types, columns = self._parts(match)
-        digest = self.planned.known.digest
+        digest = self.planned.training.digest
         assert digest is not None
         form = site_writer.form_of(match, self.planned.riders.get(self.marker.site, ()), digest)
         recv = self._send_and_receive("", "send", "recv", parts, planning.SFB, types,
@@ -108,22 +108,22 @@ class SendReceive(site_writer.SiteWriter):
     def _only_for_dense(self, match: Match | BiasMatch) -> list[str]:
         """Returns the nodes that compute this rank's own gradient for nothing but the dense branch."""
         ends = {p.node for p in match.products} if isinstance(match, Match) else set(match.nodes)
-        found, queue, readers = [], [self.marker.gradient], {self.marker.node}
+        names, queue, readers = [], [self.marker.gradient], {self.marker.node}
         while queue:
             node = self._graph.node(queue.pop())
             if any(consumer.name not in readers for consumer in self._graph.consumers(node.name)):
                 continue  # another node reads it
             if node.name in ends:
-                found.append(node.name)
+                names.append(node.name)
             elif node.op in BETWEEN:
                 readers.add(node.name)
                 queue += graph_lib.data_inputs(node)
-        return found
+        return names
 
     @property
     def _prioritised(self) -> dict[str, Any]:
         """The attribute with the priority of the exchange, if it has one."""
-        priority = self.planned.known.priorities.get(self.marker.site)
+        priority = self.planned.training.priorities.get(self.marker.site)
         return {} if priority is None else {"priority": priority}
 
     # ---- parts --------------------------------------------------------------------------------
@@ -163,13 +163,13 @@ class SendReceive(site_writer.SiteWriter):
             ticket = self.writer.add(
                 f"{prefix}{send}", "PoseidonSend", [*tensors, self._contributes, *self._controls],
                 T=types, site=self.marker.site, scheme=scheme, form=form,
-                strict=self.planned.known.facts.strict, **self._prioritised, **grouped, **shown, **shorter)
+                strict=self.planned.training.facts.strict, **self._prioritised, **grouped, **shown, **shorter)
             return self.writer.add(recv, "PoseidonRecv", [ticket], T=sums, shapes=shapes)
 
     def _exchange_dense(self, prefix: str, gradient: str, name: str) -> str:
         """Sums a gradient of the marker's shape over the parameter server, into `name`."""
         dtype, wire = self.marker.dtype, self._on_wire(self.marker.dtype)
-        narrow = self.planned.known.narrow.get(self.marker.site)
+        narrow = self.planned.training.narrow.get(self.marker.site)
         if narrow is not None and gradient == self.marker.gradient:
             return self._send_and_receive(prefix, "send", name, [narrow.tensor], planning.PS, [narrow.dtype],
                                           [self.marker.shape], float_sum=True)

@@ -44,7 +44,7 @@ class PlannedGraph:
     """A planned graph, with indexes for writing the nodes of its sites.
 
     Attributes:
-        known: The `TrainingGraph`, planned.
+        training: The `TrainingGraph`, planned.
         plan: Its plan.
         decisions: The `Decision`s of its plan, by site.
         markers: Its `Marker`s, by site.
@@ -53,7 +53,7 @@ class PlannedGraph:
         group_sizes: The number of exchanges in each group of messages.
     """
 
-    known: passes.TrainingGraph
+    training: passes.TrainingGraph
     plan: planning.Plan
     decisions: Mapping[str, planning.Decision]
     markers: Mapping[str, Marker]
@@ -62,18 +62,18 @@ class PlannedGraph:
     group_sizes: Mapping[str | None, int]
 
     @classmethod
-    def of(cls, known: passes.TrainingGraph) -> "PlannedGraph":
+    def of(cls, training: passes.TrainingGraph) -> "PlannedGraph":
         """Returns the `PlannedGraph` of a training graph."""
-        plan, riders = known.plan, collections.defaultdict(list)
+        plan, riders = training.plan, collections.defaultdict(list)
         assert plan is not None
         for decision in plan.decisions:
             if decision.leader:
-                match = known.matches[decision.site]
+                match = training.matches[decision.site]
                 assert isinstance(match, BiasMatch)
                 riders[decision.leader].append(f"{decision.site} from {match.factor}")
-        return cls(known, plan, {decision.site: decision for decision in plan.decisions},
-                   {marker.site: marker for marker in known.markers}, riders,
-                   {node.attr["site"].s.decode(): node for node in known.graph.graph_def.node
+        return cls(training, plan, {decision.site: decision for decision in plan.decisions},
+                   {marker.site: marker for marker in training.markers}, riders,
+                   {node.attr["site"].s.decode(): node for node in training.graph.graph_def.node
                     if node.op == "PoseidonVerify"},
                    collections.Counter([*(decision.group for decision in plan.decisions),
                                         *(exchange.group for exchange in plan.exchanges)]))
@@ -99,7 +99,7 @@ class SiteWriter:
         self.marker = marker
         self.decision = planned.decisions[marker.site]
         self.waits: dict[str, str] = {}
-        self._graph = planned.known.graph
+        self._graph = planned.training.graph
         self._verifier = planned.verifiers.get(marker.site)
         self._node = self._graph.nodes[marker.node]
         self._controls = graph_lib.control_inputs(self._node)
@@ -111,13 +111,13 @@ class SiteWriter:
     @property
     def match(self) -> GradientMatch:
         """The match of the gradient."""
-        return self.planned.known.matches[self.marker.site]
+        return self.planned.training.matches[self.marker.site]
 
     @property
     def leader(self) -> tuple[str, Match]:
         """The site whose factors this one uses: (the prefix of its nodes' names, its `Match`)."""
         site = self.decision.leader or self.marker.site
-        match = self.planned.known.matches[site]
+        match = self.planned.training.matches[site]
         assert isinstance(match, Match)
         return self.planned.markers[site].prefix, match
 
@@ -157,8 +157,8 @@ class SiteWriter:
                        self._cast("wire_v", v, first.dtype, dtype)]
             types, columns = [dtype] * 2, [first.u.columns, first.v.columns]
             for i, term in enumerate(match.terms):
-                one = self.writer.constant(f"one{i}", array([[1]], self.marker.dtype), tensors[0])
-                tensors.append(self._scaled(f"coefficient{i}", one, term.coefficient, self.marker.dtype))
+                unit = self.writer.constant(f"one{i}", array([[1]], self.marker.dtype), tensors[0])
+                tensors.append(self._scaled(f"coefficient{i}", unit, term.coefficient, self.marker.dtype))
                 types.append(self.marker.dtype)
                 columns.append(1)
         return tensors, types, columns

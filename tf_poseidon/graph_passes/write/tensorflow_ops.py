@@ -69,8 +69,8 @@ class TensorFlowOps(collectives.Collectives):
         first = self.writer.constant(f"{name}_first", np.array([1, 0], np.int32), tensor)
         own = self.writer.add(f"{name}_rows", "Mul", [sizes, first], T=_INT32)
         missing = self.writer.add(f"{name}_missing", "Sub", [wanted, own], T=_INT32)
-        before = self.writer.add(f"{name}_before", "ZerosLike", [missing], T=_INT32)
-        paddings = self.writer.add(f"{name}_paddings", "Pack", [before, missing], T=_INT32, N=2, axis=1)
+        zero = self.writer.add(f"{name}_before", "ZerosLike", [missing], T=_INT32)
+        paddings = self.writer.add(f"{name}_paddings", "Pack", [zero, missing], T=_INT32, N=2, axis=1)
         return self.writer.add(f"{name}_filled_up_to_{rows}_rows", "Pad", [tensor, paddings], T=dtype,
                                Tpaddings=_INT32)
 

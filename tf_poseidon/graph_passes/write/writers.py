@@ -66,4 +66,4 @@ def write(planned: PlannedGraph, marker: Marker, engine: type[SiteWriter]) -> Si
 def _kind(planned: PlannedGraph, marker: Marker, engine: type[SiteWriter]) -> type[SiteWriter]:
     if not marker.is_foreign:
         return engine
-    return HorovodOps if planned.known.graph.nodes[marker.node].op in foreign.HOROVOD else TensorFlowOps
+    return HorovodOps if planned.training.graph.nodes[marker.node].op in foreign.HOROVOD else TensorFlowOps

@@ -55,8 +55,8 @@ def launched_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
     """Returns this process's number on its machine, according to horovodrun or MPI's launcher; None if unknown."""
-    found = environment.get("HOROVOD_LOCAL_RANK")
-    return mpi.local_rank(environment) if found is None else int(found)
+    text = environment.get("HOROVOD_LOCAL_RANK")
+    return mpi.local_rank(environment) if text is None else int(text)
 
 
 def join(size: int, options: JobOptions) -> communicator_lib.Communicator:
@@ -93,7 +93,7 @@ def connect(options: JobOptions, may_leave: bool = False) -> communicator_lib.Co
     hvd = _horovod()
     sockets = _sockets(hvd, options.startup_timeout_s)
     # With a copy in a child, the others would not notice that this rank has ended.
-    forks.keep_from_children(each.fileno() for each in sockets if each is not None)
+    forks.keep_from_children(connection.fileno() for connection in sockets if connection is not None)
     # Horovod decides which ranks combine.
     joined = communicator_lib.join_sockets(hvd.rank(), sockets,
                                            dataclasses.replace(options, ranks_per_node=None))
@@ -146,7 +146,7 @@ def _sockets(hvd: types.ModuleType, timeout_s: float) -> list[socket.socket | No
     # Not by an object, which would travel as a program that the other ranks run.
     own_key = np.frombuffer(secrets.token_bytes(connections.KEY_BYTES), np.uint8)
     key = np.asarray(hvd.broadcast(own_key, 0, name="poseidon.key")).tobytes()
-    return connections.connect(rank, [[tuple(place) for place in each] for each in places], listeners, key, timeout_s)
+    return connections.connect(rank, [list(map(tuple, of_rank)) for of_rank in places], listeners, key, timeout_s)
 
 
 def _gather(hvd: types.ModuleType, name: str, value: Any) -> list[Any]:

@@ -137,11 +137,11 @@ def end_launcher() -> None:
 
 def _parents() -> dict[int, int]:
     """Returns the parent of each process."""
-    found = {}
+    parents = {}
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
-            found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    return found
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    return parents
 
 
 def _name_of(process: int) -> str:

@@ -15,6 +15,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hmac
+import itertools
 import os
 import pathlib
 import secrets
@@ -60,27 +61,27 @@ def this_host(environment: Mapping[str, str] = os.environ) -> Host:
                   for name, entries in psutil.net_if_addrs().items()}
     wanted = environment.get(INTERFACE_VARIABLE)
     if wanted is not None and not interfaces.get(wanted):
-        found = ", ".join(sorted(name for name, addresses in interfaces.items() if addresses))
+        names = ", ".join(sorted(name for name, addresses in interfaces.items() if addresses))
         raise ConfigurationError(f"{INTERFACE_VARIABLE}={wanted}, but {socket.gethostname()} has no such interface "
-                                 f"with an IPv4 address; expected one of {found}.")
-    addresses = interfaces[wanted] if wanted else tuple(a for each in interfaces.values() for a in each)
+                                 f"with an IPv4 address; expected one of {names}.")
+    addresses = interfaces[wanted] if wanted else tuple(itertools.chain.from_iterable(interfaces.values()))
     return Host(f"{boot}/{os.stat('/proc/self/ns/net').st_ino}",
                 tuple(address for address in addresses if not address.startswith("127.")))
 
 
-def listen(mine: Host, others: Sequence[Host]) -> list[socket.socket]:
+def listen(this: Host, others: Sequence[Host]) -> list[socket.socket]:
     """Returns sockets that listen at those addresses of this host by which the others reach it.
 
     Raises:
         JobError: If there is none.
     """
-    addresses = {"127.0.0.1"} if any(host.network == mine.network for host in others) else set()
+    addresses = {"127.0.0.1"} if any(host.network == this.network for host in others) else set()
     for host in others:
-        if host.network != mine.network:
-            addresses.update(source for address in host.addresses if address not in mine.addresses
-                             and (source := _source(address)) in mine.addresses)
+        if host.network != this.network:
+            addresses.update(source for address in host.addresses if address not in this.addresses
+                             and (source := _source(address)) in this.addresses)
     if not addresses:
-        raise JobError(f"{socket.gethostname()} has the addresses {', '.join(mine.addresses) or 'none'}, by none of "
+        raise JobError(f"{socket.gethostname()} has the addresses {', '.join(this.addresses) or 'none'}, by none of "
                        f"which it reaches another host of the job; set {INTERFACE_VARIABLE} on all hosts to the "
                        "interface that connects them.")
     return [socket.create_server((address, 0), backlog=1024) for address in sorted(addresses)]
@@ -158,7 +159,7 @@ class _Meeting:
             await self._changed.wait()
 
     def _missing(self) -> list[int]:
-        return [peer for peer, found in enumerate(self._sockets) if found is None and peer != self._rank]
+        return [peer for peer, connection in enumerate(self._sockets) if connection is None and peer != self._rank]
 
     def _problem(self) -> str:
         missing = self._missing()
@@ -169,9 +170,9 @@ class _Meeting:
                 f"ports, or set {INTERFACE_VARIABLE} on all of them to the interface that connects them.")
 
     def _take(self, peer: int, connection: socket.socket) -> None:
-        before, self._sockets[peer] = self._sockets[peer], connection
-        if before is not None:
-            before.close()  # whose peer has given it up
+        former, self._sockets[peer] = self._sockets[peer], connection
+        if former is not None:
+            former.close()  # whose peer has given it up
         self._changed.set()
 
     # ---- ranks above this one ------------------------------------------------------------------------------------

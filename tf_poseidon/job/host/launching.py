@@ -82,11 +82,11 @@ def find(mpiexec: str = "") -> str:
     """Returns the path of the launcher, `mpiexec` as in `run`; raises ConfigurationError if there is none."""
     beside = os.path.join(sysconfig.get_path("scripts"), "mpiexec")  # that of the mpich wheel
     places = ["mpiexec", beside] if mpi_library.is_own() else [beside, "mpiexec"]
-    found = next(filter(None, map(shutil.which, [mpiexec] if mpiexec else places)), None)
-    if found is None:
+    path = next(filter(None, map(shutil.which, [mpiexec] if mpiexec else places)), None)
+    if path is None:
         raise ConfigurationError(f"There is no launcher '{mpiexec or 'mpiexec'}'; pip install 'mpich>=5', or give "
                                  "--mpiexec the path of MPICH's mpiexec.")
-    return found
+    return path
 
 
 def _places(ranks: int, hosts: Sequence[str]) -> dict[str, int]:
@@ -113,7 +113,7 @@ def _run_once(launcher: str, command: Sequence[str], ranks: int, places: Mapping
         received.append(number)
         process.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     gone, ended = threading.Event(), threading.Event()
     remote = [host for host in places if not _is_here(host)]
     threading.Thread(target=_watch, args=(launcher, remote, gone, ended), daemon=True).start()
@@ -127,7 +127,7 @@ def _run_once(launcher: str, command: Sequence[str], ranks: int, places: Mapping
             time.sleep(0.05)
     finally:
         ended.set()
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     if received:
         return 128 + received[0], True
@@ -168,7 +168,7 @@ def _unreachable(launcher: str, hosts: Sequence[str]) -> list[str]:
     if not hosts:
         return []
     with futures.ThreadPoolExecutor(len(hosts)) as pool:
-        return [host for host, found in zip(hosts, pool.map(reaches, hosts)) if not found]
+        return [host for host, is_reached in zip(hosts, pool.map(reaches, hosts)) if not is_reached]
 
 
 def _listed(hosts: Sequence[str]) -> str:

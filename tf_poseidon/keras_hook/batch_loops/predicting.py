@@ -84,7 +84,7 @@ def concatenated(original: Callable[..., Any], tensors: Sequence[Any]) -> Any:
     """Returns an output of all steps, of which ranks gather the rows."""
     if not isinstance(tensors[0], Outputs):
         return original(tensors)
-    outputs = [output for each in tensors for output in each.of_steps]
+    outputs = [output for execution in tensors for output in execution.of_steps]
     own = [output.tensor for output in outputs if output.is_own]
     if not own:
         return original([output.tensor for output in outputs])

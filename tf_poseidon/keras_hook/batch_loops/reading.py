@@ -66,12 +66,12 @@ class Loop:
         self._left -= 1
         if not self._is_shown or self._left:
             return Logs(results)
-        found = results.read()
+        logs = results.read()
         now = time.monotonic()
         factor = min(2.0, max(0.5, _SECONDS / max(now - self._last, 1e-6)))
         self._last, interval = now, max(1, round(self._interval * factor))
         self._interval = self._left = int(self._communicator.broadcast("progress", np.array(interval)))
-        return found
+        return logs
 
 
 _loop: contextvars.ContextVar[Loop | None] = contextvars.ContextVar("loop", default=None)
@@ -93,8 +93,8 @@ def loop(model: keras.Model, phase: str, needs: Set[str]) -> contextlib.Abstract
 
 def current(model: keras.Model | None, phase: str) -> Loop | None:
     """Returns the `Loop` of a model, None if it is in none, or in one whose logs are read in each step."""
-    found = _loop.get()
-    return found if found is not None and found.model is model and found.phase == phase else None
+    loop = _loop.get()
+    return loop if loop is not None and loop.model is model and loop.phase == phase else None
 
 
 def read(logs: Any) -> Any:

@@ -109,22 +109,22 @@ def _only_thread(model: keras.Model, method: str) -> Iterator[bool]:
             the job: ranks whose other thread came first would wait for this one.
     """
     global _user
-    mine = (threading.get_ident(), f"'{model.name}.{method}'")
+    user = (threading.get_ident(), f"'{model.name}.{method}'")
     with _user_lock:
-        before = _user
-        if before is None or before[0] == mine[0]:
-            _user = mine
-    if before is not None and before[0] != mine[0]:
+        outer_user = _user
+        if outer_user is None or outer_user[0] == user[0]:
+            _user = user
+    if outer_user is not None and outer_user[0] != user[0]:
         error = GraphError(
-            f"{mine[1]} was called in a thread while another thread is in {before[1]}, but ranks would exchange in "
+            f"{user[1]} was called in a thread while another thread is in {outer_user[1]}, but ranks would exchange in "
             "different orders; use models one after another, in one thread.")
         communicator = model.distribute_strategy.extended.job.communicator
         communicator.abort(f"Rank {communicator.rank} failed: {type(error).__name__}: {error}")
         raise error
     try:
-        yield before is None
+        yield outer_user is None
     finally:
-        _user = before
+        _user = outer_user
 
 
 def check_model(model: keras.Model) -> tf.distribute.Strategy:
@@ -198,9 +198,9 @@ def make_function(original: Callable[..., Any], model: keras.Model,
 
 def make_predict_function(original: Callable[..., Any], model: keras.Model, force: bool = False) -> None:
     """Makes Keras' predict function run steps of one process."""
-    before = model.predict_function
+    former = model.predict_function
     original(model, force)
-    if model.predict_function is not before:
+    if model.predict_function is not former:
         model.predict_function = _predicting(model, model.predict_function)
 
 

@@ -101,10 +101,10 @@ def _compare_batches(communicator: Communicator, taken: int, error: Exception | 
         JobError: If they have not.
     """
     has_failed = error is not None and not isinstance(error, StopIteration)
-    mine = np.zeros((2, communicator.size), np.int64)
-    mine[:, communicator.rank] = taken, has_failed
+    batches_of_ranks = np.zeros((2, communicator.size), np.int64)
+    batches_of_ranks[:, communicator.rank] = taken, has_failed
     try:
-        of_ranks, failures = communicator.sum("execution/batches", mine)
+        of_ranks, failures = communicator.sum("execution/batches", batches_of_ranks)
         if (of_ranks == of_ranks[0]).all():
             return
         fewest = min(range(communicator.size), key=lambda rank: (of_ranks[rank], not failures[rank]))

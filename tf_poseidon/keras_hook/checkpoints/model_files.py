@@ -69,7 +69,7 @@ def restore(original: Callable[..., Any], callback: keras.callbacks.BackupAndRes
         OSError: If it cannot be read; then Keras restores the one before.
     """
     weights, metadata = keras_compat.backup_paths(callback)
-    before = f"{weights}.bkp"
+    former = f"{weights}.bkp"
     try:
         if os.path.exists(weights):
             _write_metadata(callback)
@@ -82,7 +82,7 @@ def restore(original: Callable[..., Any], callback: keras.callbacks.BackupAndRes
             resuming.detach(weights, callback, state)
     except OSError as error:
         # Keras puts the backup before in place of the latest, and tries again.
-        if callback.double_checkpoint and os.path.exists(before) and not filecmp.cmp(weights, before, shallow=False):
+        if callback.double_checkpoint and os.path.exists(former) and not filecmp.cmp(weights, former, shallow=False):
             _log.warning("The backup '%s' cannot be read (%s); the one before it is restored.", weights, error)
             raise
         raise JobError(

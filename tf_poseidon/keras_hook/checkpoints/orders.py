@@ -23,15 +23,15 @@ class EpochOrder(enum.Enum):
 
 def order(dataset: tf.data.Dataset) -> EpochOrder:
     """Returns what the elements of an epoch depend on, CONTINUED where that is not known."""
-    found, datasets = EpochOrder.SAME, [dataset]
+    epoch_order, datasets = EpochOrder.SAME, [dataset]
     while datasets:
-        each = datasets.pop()
-        if not tf_compat.begins_with_its_iterator(each) or not all(map(_is_pure, tf_compat.graphs_of(each))):
+        current = datasets.pop()
+        if not tf_compat.begins_with_its_iterator(current) or not all(map(_is_pure, tf_compat.graphs_of(current))):
             return EpochOrder.CONTINUED
-        if tf_compat.reshuffles(each):
-            found = EpochOrder.RESHUFFLED
-        datasets += tf_compat.inputs_of(each)
-    return found
+        if tf_compat.reshuffles(current):
+            epoch_order = EpochOrder.RESHUFFLED
+        datasets += tf_compat.inputs_of(current)
+    return epoch_order
 
 
 def _is_pure(graph: tf.Graph) -> bool:
@@ -39,5 +39,5 @@ def _is_pure(graph: tf.Graph) -> bool:
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
     ops = {node.op for node in nodes} - set(_HARMLESS) - {function.signature.name
-                                                         for function in definition.library.function}
-    return all((known := tf_compat.op_def(op)) is not None and not known.is_stateful for op in ops)
+                                                          for function in definition.library.function}
+    return all((op_def := tf_compat.op_def(op)) is not None and not op_def.is_stateful for op in ops)

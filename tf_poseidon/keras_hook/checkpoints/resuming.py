@@ -151,15 +151,15 @@ def attach(file: h5py.File, callback: keras.callbacks.BackupAndRestore) -> None:
     # Keras counts batches from 0, and notes 0 at the end of an epoch, too.
     batches = 0 if callback.save_freq == "epoch" else saved["batch"] + 1
     metrics = model.metrics_variables if batches else []
-    best = {name: list(each.best_weights or ()) for name, each in _named(fit.callbacks).items()
-            if isinstance(each, keras.callbacks.EarlyStopping)}
+    best = {name: list(user_callback.best_weights or ()) for name, user_callback in _named(fit.callbacks).items()
+            if isinstance(user_callback, keras.callbacks.EarlyStopping)}
     arrays = {"metrics": [v.numpy() for v in metrics], "seeds": [v.numpy() for v in _seeds(model)], **best}
     for name, values in arrays.items():
         for number, value in enumerate(values):
             group.create_dataset(f"{name}/{number}", data=value)
     position = Position(
         saved["epoch"], -(-batches // model.steps_per_execution), bool(model.stop_training), len(metrics),
-        {name: keras_compat.callback_state(each) for name, each in _named(fit.callbacks).items()},
+        {name: keras_compat.callback_state(user_callback) for name, user_callback in _named(fit.callbacks).items()},
         {name: len(values) for name, values in best.items()})
     group.attrs[_POSITION] = json.dumps(dataclasses.asdict(position))
     group.attrs[_OPTIMIZER] = _described_optimizer(model)
@@ -243,9 +243,9 @@ def agree(communicator: Communicator) -> None:
     """Gives the position that rank 0 has restored to all ranks."""
     fit = _current.get()
     assert fit is not None  # it is called in `in_fit`
-    mine = json.dumps(None if fit.position is None else dataclasses.asdict(fit.position))
-    found = json.loads(communicator.broadcast_text("backup", mine))
-    fit.position = None if found is None else Position(**found)
+    own_position = json.dumps(None if fit.position is None else dataclasses.asdict(fit.position))
+    of_rank_0 = json.loads(communicator.broadcast_text("backup", own_position))
+    fit.position = None if of_rank_0 is None else Position(**of_rank_0)
 
 
 # ---- reading past ------------------------------------------------------------------------------------------------
@@ -275,26 +275,26 @@ def enumerate_iterator(original: Callable[..., Iterator[Any]], iterator: Any) ->
     """
     fit = _current.get()
     epoch = functools.partial(original, iterator)
-    if fit is None or fit.position is None or any(each is iterator for each in fit.has_read):
+    if fit is None or fit.position is None or any(iterator is read for read in fit.has_read):
         return epoch()
     is_training = iterator is fit.iterator
     if not is_training and iterator is not keras_compat.validation_iterator(fit.model):
         return epoch()  # of another method, which a callback has called
     fit.has_read.append(iterator)
     first, position = fit.arguments.get("initial_epoch", 0), fit.position
-    before: Sequence[int] = range(first, position.epoch)
+    epochs_before: Sequence[int] = range(first, position.epoch)
     if is_training:
         _restore_callbacks(fit, position)
     else:
         frequency = fit.arguments.get("validation_freq", 1)
-        before = [number for number in before if keras_compat.validates(fit.model, number, frequency)]
+        epochs_before = [number for number in epochs_before if keras_compat.validates(fit.model, number, frequency)]
     if not is_training or position.has_stopped:
         position = dataclasses.replace(position, steps=0)
     joined = runtime.communicator()
     if is_training and (joined is None or joined.rank == 0):
         _log.warning("Training resumes after %d epochs and %d steps of the next. Earlier data are read again, without "
-                     "training, where later data depend on it.", len(before), position.steps)
-    _read_epochs(iterator, epoch, len(before))
+                     "training, where later data depend on it.", len(epochs_before), position.steps)
+    _read_epochs(iterator, epoch, len(epochs_before))
     return _rest(fit, iterator, epoch(), position.steps) if position.steps else epoch()
 
 
@@ -323,29 +323,29 @@ def _rest(fit: Fit, iterator: Any, steps: Iterator[Any], number: int) -> Iterato
     """Yields what follows a number of steps of an epoch."""
     batch = None
     for step in range(number):
-        found = _read_step(iterator, steps)
-        if found is None:
+        step_batch = _read_step(iterator, steps)
+        if step_batch is None:
             raise JobError(
                 f"The backup was written after step {number} of an epoch, but the data have only {step}; give fit the "
                 "data with which it has begun, or remove the backup to begin anew.")
-        batch = found
+        batch = step_batch
     assert fit.position is not None
     _restore_metrics(fit, fit.position, batch)
     fit.has_resumed = True
-    for each in steps:
-        yield each
+    for step_in_epoch in steps:
+        yield step_in_epoch
         fit.has_resumed = False  # the step has not found the end of the data
 
 
 def _read_step(iterator: Any, steps: Iterator[Any]) -> Any:
     """Reads the batches of a step; returns the first of them, or None at the end of the data."""
-    found = None
+    first_batch = None
     with contextlib.suppress(StopIteration):
         *_, batches = next(steps)
         for _ in range(iterator.steps_per_execution):
             batch = next(batches)
-            found = batch if found is None else found
-    return found
+            first_batch = batch if first_batch is None else first_batch
+    return first_batch
 
 
 def results(original: Callable[..., Any], model: keras.Model, logs: Any) -> Any:
@@ -382,8 +382,8 @@ def _restore_callbacks(fit: Fit, position: Position) -> None:
 
 def _shared(fit: Fit, name: str, like: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns arrays of the backup on all ranks; `like` has their shapes and types."""
-    mine, communicator = fit.arrays.get(name, like), runtime.communicator()
+    values, communicator = fit.arrays.get(name, like), runtime.communicator()
     if communicator is None:
-        return list(mine)
-    waits = [communicator.submit(f"backup/{name}/{number}", value, root=0) for number, value in enumerate(mine)]
+        return list(values)
+    waits = [communicator.submit(f"backup/{name}/{number}", value, root=0) for number, value in enumerate(values)]
     return [wait() for wait in waits]

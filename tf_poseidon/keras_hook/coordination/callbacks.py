@@ -61,7 +61,7 @@ def coordinate(callbacks: Any, communicator: Communicator, method: str,
     callbacks = keras.tree.flatten(callbacks) if callbacks else []
     if communicator.rank != 0:
         callbacks = [callback for callback in callbacks if not isinstance(callback, _WRITERS)]
-    mine = {
+    own_needs = {
         **{phase: any(_acts_on_batches(c, phase, _PASSIVE) for c in callbacks) for phase in _STOP},
         **{f"logs of {phase}": any(_acts_on_batches(c, phase, _UNSEEING) and not _writes_epochs(c) for c in callbacks)
            for phase in _STOP},
@@ -71,8 +71,8 @@ def coordinate(callbacks: Any, communicator: Communicator, method: str,
         "show progress": verbose in ("auto", 1) and communicator.rank == 0,
     }
     # Users may give callbacks to a single rank.
-    sums = communicator.sum(f"callbacks of {method}", np.array(list(mine.values()), np.int64))
-    needs = {name for name, total in zip(mine, sums) if total}
+    sums = communicator.sum(f"callbacks of {method}", np.array(list(own_needs.values()), np.int64))
+    needs = {name for name, total in zip(own_needs, sums) if total}
     writes = [resuming.WriteBackup()] if resuming.has_backup(callbacks) else []
     return [_Complete(communicator, needs), *callbacks, *writes, _Agree(communicator, needs)]
 
@@ -234,13 +234,13 @@ def fold_accumulators(model: keras.Model, communicator: Communicator) -> None:
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """Returns the optimizers of a model: the compiled one, and those in other attributes."""
-    found = {}
+    optimizers = {}
     for value in vars(model).values():
         values = value.values() if isinstance(value, dict) else value
         for leaf in values if isinstance(value, (dict, list, tuple)) else [value]:
             if isinstance(leaf, keras.optimizers.Optimizer):
-                found[id(leaf)] = leaf
-    return list(found.values())
+                optimizers[id(leaf)] = leaf
+    return list(optimizers.values())
 
 
 def accumulators(model: keras.Model) -> list[tf.Variable]:

@@ -54,11 +54,11 @@ def compare(model: keras.Model, variables: Sequence[keras.Variable], when: str) 
     differing = sorted(map(int, np.flatnonzero(of_ranks.any(0))), key=lambda i: np.prod(variables[i].shape))
     first, count = differing[0], len(differing)
     rank = int(np.flatnonzero(of_ranks[:, first])[0])
-    known = agreement.difference_of_kernels(communicator)
+    difference = agreement.difference_of_kernels(communicator)
     cause = ("Something outside the training step has changed it on some ranks: for example a callback that depends on "
              "the time or a file. Make it do the same on all ranks.")
-    if known is not None:
-        cause = f"The kernels of ranks may compute other bits, since {known}. Make that the same on all ranks."
+    if difference is not None:
+        cause = f"The kernels of ranks may compute other bits, since {difference}. Make that the same on all ranks."
     raise JobError(
         f"'{variables[first].path}' differs between rank {rank} and rank 0 at {when}"
         + (f", and {count - 1} other variables differ" if count > 1 else "")
@@ -76,5 +76,5 @@ def differ_from_rank_0(variables: Sequence[keras.Variable], communicator: Commun
         return np.zeros([0], np.int64)
     # For hundreds of variables three times as fast as to convert each to a tensor.
     values = [tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in map(keras_compat.value, variables)]
-    mine = ops.digests(values).numpy()
-    return (mine != communicator.broadcast("state/digests", mine)).astype(np.int64)
+    own_digests = ops.digests(values).numpy()
+    return (own_digests != communicator.broadcast("state/digests", own_digests)).astype(np.int64)

@@ -53,7 +53,7 @@ def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, g
 def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
     """Returns an optimizer and those that it wraps."""
     inner = [*getattr(optimizer, "optimizers", ()), getattr(optimizer, "inner_optimizer", None)]
-    return [optimizer, *(found for o in inner if o is not None for found in with_inner(o))]
+    return [optimizer, *(inner_optimizer for o in inner if o is not None for inner_optimizer in with_inner(o))]
 
 
 def _check_variables(variables: Iterable[keras.Variable]) -> None:

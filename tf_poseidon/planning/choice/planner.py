@@ -45,9 +45,9 @@ class Planner:
         given.check(sites, self.cluster)
         groups = {exchange.site: exchange.group for exchange in given.exchanges}
         # Which steps overlap, what they wait for, and what gradients are cast from, this graph says.
-        found = {site.name: site for site in sites}
+        of_graph = {site.name: site for site in sites}
         given = given.of_sites(dataclasses.replace(
-            site, needed=found[site.name].needed, cast_from=found[site.name].cast_from) for site in given.sites)
+            site, needed=of_graph[site.name].needed, cast_from=of_graph[site.name].cast_from) for site in given.sites)
         return dataclasses.replace(
             given, steps=steps,
             exchanges=tuple(dataclasses.replace(exchange, group=groups.get(exchange.site)) for exchange in exchanges))

@@ -46,13 +46,13 @@ def shortest(costs: Costs, chosen: Mapping[str, str], seconds: Callable[[Schemes
     def improved(changed: Schemes) -> tuple[Schemes, float]:
         best = seconds(changed)
         for _ in range(_ROUNDS):
-            before = best
+            last_best = best
             for site, scheme in choices:
                 if scheme != changed.get(site, chosen[site]):
                     tried = {**changed, site: scheme}
                     if (shorter := seconds(tried)) < best:
                         best, changed = shorter, tried
-            if best == before:
+            if best == last_best:
                 break
         return changed, best
 

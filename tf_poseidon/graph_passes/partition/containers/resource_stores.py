@@ -139,12 +139,12 @@ class Stores:
         origins = {store.origin for store in self._carried.get(graph_lib.node_of(tensor), ())}
         if len(origins) != 1 or origins & self.unknown:
             return []
-        found = []
+        elements = []
         for node in self._putting(origins):
             put, is_together = PUTS[node.op]
             what = of(self._graph.inputs(node)[put])
-            found.append(what[1:] if what and is_together else what)
-        return found
+            elements.append(what[1:] if what and is_together else what)
+        return elements
 
     def _putting(self, origins: Iterable[str]) -> list[node_def_pb2.NodeDef]:
         """Returns the nodes that put something into stacks or arrays, or gradients of them."""
@@ -153,8 +153,8 @@ class Stores:
 
     def element(self, tensor: str, of: Callable[[str], tuple[T, ...] | None]) -> tuple[T, ...] | None:
         """Returns the property that all elements share; None if they differ, or there are none."""
-        found = set(self.elements(tensor, of))
-        return found.pop() if len(found) == 1 else None
+        elements = set(self.elements(tensor, of))
+        return elements.pop() if len(elements) == 1 else None
 
     def puts_into_what(self, node: node_def_pb2.NodeDef) -> list[str]:
         """Returns the names of the nodes that put elements into the stack or array from which a node takes some."""

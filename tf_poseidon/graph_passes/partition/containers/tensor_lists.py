@@ -79,12 +79,12 @@ class Lists:
             tensor: The list.
             of: A function that returns a property of a tensor, such as its shape or value, as a tuple; or None.
         """
-        found = set(self.elements(tensor, of))
-        return found.pop() if len(found) == 1 else None
+        elements = set(self.elements(tensor, of))
+        return elements.pop() if len(elements) == 1 else None
 
     def elements(self, tensor: str, of: Callable[[str], tuple[T, ...] | None]) -> list[tuple[T, ...] | None]:
         """Returns the property of each tensor that is put into a list, or into a list in it; see `element`."""
-        found, queue, seen = [], list(self.origins(tensor)), set()
+        elements, queue, seen = [], list(self.origins(tensor)), set()
         while queue:
             origin = queue.pop()
             if origin in seen:
@@ -95,8 +95,8 @@ class Lists:
                     queue += self.origins(put)
                     continue
                 what = of(put)
-                found.append(what[1:] if what and is_together else what)
-        return found
+                elements.append(what[1:] if what and is_together else what)
+        return elements
 
 
 def holds_lists(node: node_def_pb2.NodeDef) -> bool:

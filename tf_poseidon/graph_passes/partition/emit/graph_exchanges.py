@@ -135,8 +135,8 @@ class GraphExchanges:
         if is_summed:
             return writer.add("", "PoseidonSync", [value, contributes], T=dtype, shape=shape, **exchange.attributes)
         axis = writer.constant("axis", np.array(0, np.int32), value)
-        one = writer.add("one", "ExpandDims", [value, axis], T=dtype, Tdim=types_pb2.DT_INT32)
-        rows = writer.add("rows", "PoseidonAllGather", [one, contributes], T=dtype, **exchange.attributes)
+        row = writer.add("one", "ExpandDims", [value, axis], T=dtype, Tdim=types_pb2.DT_INT32)
+        rows = writer.add("rows", "PoseidonAllGather", [row, contributes], T=dtype, **exchange.attributes)
         op = _REDUCE_OPS[state.reduce]
         types = {} if op in ("All", "Any") else {"T": dtype}
         return writer.add("", op, [rows, axis], Tidx=types_pb2.DT_INT32, keep_dims=False, **types)
@@ -185,16 +185,16 @@ class GraphExchanges:
         """The tensors that are rows or summands, or from which such are computed."""
         queue = [tensors.tensor_of(name, i) for name, outcome in self._propagated.outcomes.items()
                  for i, state in enumerate(outcome.gives) if state != WHOLE]
-        before = set(queue)
+        leading = set(queue)
         while queue:
             tensor = queue.pop()
             inputs = self._graph.inputs(self._graph.node(tensor))
             if self._graph.node(tensor).op == "IdentityN":
                 inputs = [inputs[graph_lib.output_of(tensor)]]
-            found = set(map(canonical, inputs)) - before
-            before |= found
-            queue += found
-        return before
+            sources = set(map(canonical, inputs)) - leading
+            leading |= sources
+            queue += sources
+        return leading
 
     def _leads_to_rows(self, node: node_def_pb2.NodeDef, i: int) -> bool:
         """Whether rows or summands are computed from the outputs that depend on an input of a node."""

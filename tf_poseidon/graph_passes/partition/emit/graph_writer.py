@@ -98,14 +98,14 @@ class GraphWriter:
         Returns:
             (NodeDefs, the names of the fetches in the partitioned graph).
         """
-        before = self._before_inputs()
+        input_nodes = self._before_inputs()
         for node in self._propagated.ordered:
-            if node.name in before:
+            if node.name in input_nodes:
                 self._write_node(node)
         for marker in self._written.markers.values():
             self._write_inputs(marker)
         for node in self._propagated.ordered:
-            if node.name not in self._written.markers and node.name not in before:
+            if node.name not in self._written.markers and node.name not in input_nodes:
                 self._write_node(node)
         fetched = [self._parts.own_rows(fetch) if fetch in own else self._conversions.tensor(fetch, WHOLE)
                    for fetch in fetches]

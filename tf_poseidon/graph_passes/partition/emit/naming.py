@@ -54,7 +54,7 @@ def variables_of(propagated: propagate_lib.Propagated, sizes: Sizes,
 
 def _of_one(names: Mapping[str, set[str]]) -> dict[str, str]:
     """Returns the names of the tensors that have exactly one."""
-    return {tensor: min(found) for tensor, found in names.items() if len(found) == 1}
+    return {tensor: min(paths) for tensor, paths in names.items() if len(paths) == 1}
 
 
 def _is_update(node: node_def_pb2.NodeDef) -> bool:

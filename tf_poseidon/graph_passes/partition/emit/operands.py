@@ -63,14 +63,14 @@ class Operands:
         inputs = self._graph.inputs(node)
         if self._is_known_reshape(node, dimension) or all(self._with_shape(inputs[i], d) for i, d in local.items()):
             return  # TensorFlow infers it
-        known = self._written.constant_shape(node.name)
-        if known is None or not self._written.elements_of_row(node.name, dimension):
+        shape = self._written.constant_shape(node.name)
+        if shape is None or not self._written.elements_of_row(node.name, dimension):
             return  # for example a list of tensors, which has no dimensions
         value, prefix = node.name, f"{PREFIX}/{node.name}/rows"
-        static = self._sizes.static(node.name) or (None,) * len(known)
-        if any(size is not None and size != inferred for size, inferred in zip(known, static)):
+        static = self._sizes.static(node.name) or (None,) * len(shape)
+        if any(size is not None and size != inferred for size, inferred in zip(shape, static)):
             value = self._written.writer(prefix, node.device).add(
-                "shaped", "EnsureShape", [value], T=tensors.dtype_of(node, 0), shape=known)
+                "shaped", "EnsureShape", [value], T=tensors.dtype_of(node, 0), shape=shape)
         self._written.native[node.name] = self._written.declared(value, node.name, dimension, prefix, node.device)
 
     def local_shape(self, node: node_def_pb2.NodeDef, tensor: str, original: str, i: int, dimension: int,
@@ -105,7 +105,7 @@ class Operands:
         """Whether a node is a Reshape for which TensorFlow infers all sizes except that of the rows."""
         static, many = self._sizes.static(node.name), self._sizes.shape(node.name)
         return node.op == "Reshape" and static is not None and many is not None and all(
-            size and (known := many[d]) is not None and known.constant == size
+            size and (many_size := many[d]) is not None and many_size.constant == size
             for d, size in enumerate(static) if d != dimension)
 
     def check(self, node: node_def_pb2.NodeDef, tensor: str, i: int, index: int, value: int) -> str:

@@ -84,9 +84,9 @@ def _after(graph: graph_lib.Graph, sums: Iterable[node_def_pb2.NodeDef]) -> set[
     queue = [node.name for node in (*sums, *branches)]
     after: set[str] = set()
     while queue:
-        found = {reader.name for reader in graph.consumers(queue.pop())} - after
-        after |= found
-        queue += found
+        readers = {reader.name for reader in graph.consumers(queue.pop())} - after
+        after |= readers
+        queue += readers
     return after
 
 
@@ -126,16 +126,16 @@ class _Around:
 
 def _around(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, fetched: Collection[str]) -> _Around:
     """Returns the `_Around` of a sum; it ends before `fetched` nodes are gone."""
-    before, behind, value = [], [], graph.inputs(node)[0]
+    sources, behind, value = [], [], graph.inputs(node)[0]
     while _is_of_elements(graph, source := graph.node(value)):
-        before.append(source)
+        sources.append(source)
         value = graph.inputs(source)[0]
     last = node
     while last.name not in fetched and len(readers := graph.consumers(last.name)) == 1 and _is_of_elements(
             graph, readers[0]) and graph_lib.node_of(readers[0].input[0]) == last.name:
         last = readers[0]
         behind.append(last)
-    return _Around(node, value, tuple(reversed(before)), tuple(behind))
+    return _Around(node, value, tuple(reversed(sources)), tuple(behind))
 
 
 def _is_of_elements(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:

@@ -90,10 +90,10 @@ class RowParts:
         bounds = writer.add("range", "PoseidonRowRange", [shape, self.part(place)[0]], Tshape=_INT64,
                             dimension=dimension)
         strides = writer.constant("strides", np.ones(dimension + 1, np.int64), shape)
-        before = (1 << dimension) - 1
+        mask = (1 << dimension) - 1
         with writer.placed(self._written.device_of(value)):
             return writer.add("", "StridedSlice", [value, bounds, f"{bounds}:1", strides], T=dtype, Index=_INT64,
-                              begin_mask=before, end_mask=before, ellipsis_mask=0, new_axis_mask=0,
+                              begin_mask=mask, end_mask=mask, ellipsis_mask=0, new_axis_mask=0,
                               shrink_axis_mask=0)
 
     def part(self, place: frames_lib.Place) -> _Part:
@@ -167,7 +167,7 @@ class RowParts:
         if key not in self._meetings:
             loop = f"/in/{frame.name}" if frame.name else ""
             writer = self._written.writer(f"{PREFIX}/rows_of/{marker}/and/{other}{loop}", HOST)
-            parts = [self.part(frames_lib.Place(frame, each))[0] for each in (marker, other)]
+            parts = [self.part(frames_lib.Place(frame, marker_name))[0] for marker_name in (marker, other)]
             bounds = [writer.constant(name, np.array([bound], np.int32), parts[0])
                       for name, bound in (("begin", 0), ("end", 1))]
             strides = writer.constant("stride", np.ones(1, np.int32), parts[0])

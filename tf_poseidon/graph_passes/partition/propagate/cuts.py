@@ -144,8 +144,8 @@ class _Network:
                 self._edges[made_of[0]].setdefault(tensor, cost)
             elif node.op not in propagate_lib.HANDS_OVER:  # it is no whole value that a loop begins with
                 self._sources.setdefault(tensor, cost)
-            for before in made_of:
-                self._edges[tensor][before] = _NEVER
+            for source in made_of:
+                self._edges[tensor][source] = _NEVER
 
     def _cost(self, tensor: str, itemsize: int, other_bytes: float | None = None) -> int:
         """Returns twice the cost of an exchange in bytes, and one more where the one before a multiple is better.
@@ -172,11 +172,11 @@ class _Network:
 
         So no sum is rounded to a type narrower than that, unless the graph itself rounds it so.
         """
-        found = {tensor: self._itemsize(tensor) for tensor in self._made_of}
+        itemsizes = {tensor: self._itemsize(tensor) for tensor in self._made_of}
         for tensor, made_of in reversed(self._made_of.items()):
             if not self._is_undone(self._graph.node(tensor)):
-                found.update({before: max(found[before], found[tensor]) for before in made_of})
-        return found
+                itemsizes.update({source: max(itemsizes[source], itemsizes[tensor]) for source in made_of})
+        return itemsizes
 
     def _itemsize(self, tensor: str) -> int:
         return tf.as_dtype(self._dtype(tensor)).size or 0
@@ -190,21 +190,21 @@ class _Network:
 
     def _factors(self) -> dict[str, float]:
         """Returns the bytes of summands if they travel as factors, by summand: of those for which these are known."""
-        found: dict[str, float] = {}
+        factors: dict[str, float] = {}
         for tensor, made_of in self._made_of.items():
             node = self._graph.node(tensor)
-            parts = [found.get(before) for before in made_of]
+            parts = [factors.get(source) for source in made_of]
             if self._late.frames[node.name] != frames_lib.ROOT:
                 continue
             if not made_of:
                 parts = [self._bytes_of_factors(node)]
             elif node.op not in (_SUMS if len(made_of) > 1 else _BEHIND_PRODUCT) or any(
-                    self._sizes.usual_elements(before) != self._sizes.usual_elements(tensor) for before in made_of):
+                    self._sizes.usual_elements(source) != self._sizes.usual_elements(tensor) for source in made_of):
                 continue
-            known = [part for part in parts if part is not None]
-            if len(known) == len(parts):
-                found[tensor] = sum(known)
-        return found
+            known_parts = [part for part in parts if part is not None]
+            if len(known_parts) == len(parts):
+                factors[tensor] = sum(known_parts)
+        return factors
 
     def _bytes_of_factors(self, node: node_def_pb2.NodeDef) -> float | None:
         """Returns the bytes of the factors of a product over rows; None if it is none, or they are unknown."""
@@ -221,10 +221,10 @@ class _Network:
         That is half of them: rows travel once, summands to a server and back.
         """
         tensors = [canonical(self._graph.inputs(node)[i]) for i in numbers]
-        known = [elements * self._itemsize(tensor) for tensor in tensors
-                 if self._sizes.usual_rows and isinstance(self._late.states.get(tensor), Rows)
-                 and (elements := self._sizes.usual_elements(tensor)) is not None]
-        return sum(known) / 2 if len(known) == len(tensors) else None
+        tensor_bytes = [elements * self._itemsize(tensor) for tensor in tensors
+                        if self._sizes.usual_rows and isinstance(self._late.states.get(tensor), Rows)
+                        and (elements := self._sizes.usual_elements(tensor)) is not None]
+        return sum(tensor_bytes) / 2 if len(tensor_bytes) == len(tensors) else None
 
     def _is_list(self, tensor: str) -> bool:
         return lists_lib.is_list(self._dtype(tensor))

@@ -49,20 +49,20 @@ def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str]
     for _ in range(_ROUNDS):
         if not dividing:
             break
-        found = cuts.propagate(sizes, summands, fetches, kept, dividing, row_loops)
-        worse = set(_Regions(sizes, whole, found, dividing).that_do_not_pay((*fetches, *kept)))
+        divided = cuts.propagate(sizes, summands, fetches, kept, dividing, row_loops)
+        worse = set(_Regions(sizes, whole, divided, dividing).that_do_not_pay((*fetches, *kept)))
         if not worse:
-            return found
+            return divided
         dividing = {name: outcome for name, outcome in dividing.items() if name not in worse}
     return whole
 
 
 def _candidates(sizes: Sizes, whole: Propagated) -> dict[str, Outcome]:
     """Returns how nodes run that may divide whole inputs, by name."""
-    found: dict[str, Outcome] = {}
+    candidates: dict[str, Outcome] = {}
     markers = row_markers.find(sizes.graph.graph_def)
     if len(markers) > 1:  # whole tensors do not say whose number of rows is theirs
-        return found
+        return candidates
     home = whole.frames[markers[0].name]
     for node in whole.ordered:
         inputs = sizes.graph.inputs(node)
@@ -70,8 +70,8 @@ def _candidates(sizes: Sizes, whole: Propagated) -> dict[str, Outcome]:
                 _state(whole, tensor) == WHOLE for tensor in inputs):
             outcome = _divided(sizes, node, list(map(tensors.canonical, inputs)))
             if outcome:
-                found[node.name] = outcome
-    return found
+                candidates[node.name] = outcome
+    return candidates
 
 
 def _divided(sizes: Sizes, node: node_def_pb2.NodeDef, inputs: Sequence[str]) -> Outcome | None:
@@ -94,8 +94,8 @@ def _has_rows(sizes: Sizes, tensor: str, dimension: int) -> bool:
     return shape is not None and dimension < len(shape) and of_rows(shape[dimension])
 
 
-def _state(found: Propagated, tensor: str) -> object:
-    return found.states.get(tensors.canonical(tensor), WHOLE)
+def _state(propagated: Propagated, tensor: str) -> object:
+    return propagated.states.get(tensors.canonical(tensor), WHOLE)
 
 
 class _Regions:
@@ -104,21 +104,21 @@ class _Regions:
     A region ends at a tensor that is made whole, by a gather or a sum, and begins where whole tensors are divided.
     """
 
-    def __init__(self, sizes: Sizes, whole: Propagated, found: Propagated, dividing: Collection[str]) -> None:
+    def __init__(self, sizes: Sizes, whole: Propagated, divided: Propagated, dividing: Collection[str]) -> None:
         """Makes the regions.
 
         Args:
             sizes: The `Sizes`.
             whole: The states if nothing divides.
-            found: The states if some nodes do.
+            divided: The states if some nodes do.
             dividing: The names of these nodes.
         """
         self._sizes = sizes
         self._whole = whole
-        self._found = found
+        self._found = divided
         self._dividing = dividing
-        self._inputs = {node.name: sizes.graph.inputs(node) for node in found.ordered}
-        self._home = found.frames[row_markers.find(sizes.graph.graph_def)[0].name]
+        self._inputs = {node.name: sizes.graph.inputs(node) for node in divided.ordered}
+        self._home = divided.frames[row_markers.find(sizes.graph.graph_def)[0].name]
 
     def that_do_not_pay(self, fetches: Iterable[str]) -> Iterator[str]:
         """Yields the names of the nodes that should not divide; `fetches` are the tensors that must be whole, too."""
@@ -180,14 +180,15 @@ class _Regions:
                     if tensors.dtype_of(self._sizes.graph.node(tensor), graph_lib.output_of(tensor))
                     == tensors.dtype_of(node, 0)]
         shapes = [self._sizes.likely_shape(tensors.canonical(tensor)) for tensor in (*operands[:2], name)]
-        known = [shape for shape in shapes if shape is not None]
-        if len(known) < 3:
+        known_shapes = [shape for shape in shapes if shape is not None]
+        if len(known_shapes) < 3:
             return 0
         if node.op == "Einsum":
             terms = node.attr["equation"].s.decode().replace(" ", "").partition("->")[0].split(",")
-            if any(len(term) != len(shape) for term, shape in zip(terms, known)):
+            if any(len(term) != len(shape) for term, shape in zip(terms, known_shapes)):
                 return 0
-            return 2 * math.prod({label: size for term, shape in zip(terms, known)
+            return 2 * math.prod({label: size for term, shape in zip(terms, known_shapes)
                                   for label, size in zip(term, shape)}.values())
-        batch = math.prod(known[2][:-2]) if node.op.startswith("Batch") and min(map(len, known)) > 2 else 1
-        return 2 * math.sqrt(math.prod(map(math.prod, known)) / batch) if batch else 0
+        is_batch = node.op.startswith("Batch") and min(map(len, known_shapes)) > 2
+        batch = math.prod(known_shapes[2][:-2]) if is_batch else 1
+        return 2 * math.sqrt(math.prod(map(math.prod, known_shapes)) / batch) if batch else 0

@@ -45,19 +45,19 @@ def outcomes(graph: graph_lib.Graph, ordered: Iterable[node_def_pb2.NodeDef], su
     Raises:
         PoseidonError: If another op uses such a variable.
     """
-    found = {}
+    outcomes_of_held = {}
     for node in ordered if summands else ():
         sources = {variables_lib.source(graph, tensor) for tensor in graph.inputs(node)} & summands
         if not sources or node.op in _OTHERS:
             continue
         if node.op == "ReadVariableOp":
-            found[node.name] = Outcome((WHOLE,), (HELD,))
+            outcomes_of_held[node.name] = Outcome((WHOLE,), (HELD,))
         elif node.op in _TAKES:
-            found[node.name] = Outcome((WHOLE, HELD), ())
+            outcomes_of_held[node.name] = Outcome((WHOLE, HELD), ())
         else:
             raise GraphError(f"Variable '{sources.pop()}' holds summands, but is expected whole by the "
                              f"{node.op} '{node.name}': read and assign it, or let all ranks hold its value.")
-    return found
+    return outcomes_of_held
 
 
 def candidates(graph: graph_lib.Graph, names: Iterable[str]) -> set[str]:
@@ -89,7 +89,7 @@ def made_whole(graph: graph_lib.Graph, states: Mapping[str, State], outcomes: Ma
     queue = [*(fetch.removesuffix(":0") for fetch in fetches), *(
         tensor for name, outcome in outcomes.items() for tensor, takes in zip(inputs[name], outcome.takes)
         if takes == WHOLE)]
-    seen, found = set(), set()
+    seen, resources = set(), set()
     while queue:
         tensor = queue.pop()
         if tensor in seen or states.get(tensor) != HELD:
@@ -98,8 +98,8 @@ def made_whole(graph: graph_lib.Graph, states: Mapping[str, State], outcomes: Ma
         node = graph.node(tensor)
         queue += inputs[node.name]
         if node.op == "ReadVariableOp":
-            found.add(variables_lib.source(graph, graph.inputs(node)[0]))
-    return found
+            resources.add(variables_lib.source(graph, graph.inputs(node)[0]))
+    return resources
 
 
 def as_summands(states: Iterable[State]) -> tuple[State, ...]:
@@ -107,23 +107,24 @@ def as_summands(states: Iterable[State]) -> tuple[State, ...]:
     return tuple(SUM if state == HELD else state for state in states)
 
 
-def outcome(found: Outcome | None, case: Case, states: Sequence[State]) -> Outcome | None:
+def outcome(of_rule: Outcome | None, case: Case, states: Sequence[State]) -> Outcome | None:
     """Returns the `Outcome` for `states`, given a rule's `Outcome` or None for `as_summands(states)`.
 
     If an op takes a held summand as a summand, all summands that it takes and gives are held. So are whole terms that
     are added to one: nothing says that it must be whole soon.
 
     Args:
-        found: The `Outcome`.
+        of_rule: The `Outcome`.
         case: The `Case` of `as_summands(states)`.
         states: The states.
     """
     if case.node.op in _ADD and set(states) <= {HELD, SUM, WHOLE} and HELD in states:
         return Outcome((HELD,) * len(states), (HELD,))
-    if found is None or not any(state == HELD and takes in (None, SUM) for state, takes in zip(states, found.takes)):
-        return found
-    if found.wishes or found.write is not None and SUM in (*found.takes, *found.gives):
+    if of_rule is None or not any(state == HELD and takes in (None, SUM)
+                                  for state, takes in zip(states, of_rule.takes)):
+        return of_rule
+    if of_rule.wishes or of_rule.write is not None and SUM in (*of_rule.takes, *of_rule.gives):
         return None
     return dataclasses.replace(
-        found, takes=tuple(HELD if takes == SUM else takes for takes in found.takes),
-        gives=tuple(HELD if gives == SUM else gives for gives in found.gives))
+        of_rule, takes=tuple(HELD if takes == SUM else takes for takes in of_rule.takes),
+        gives=tuple(HELD if gives == SUM else gives for gives in of_rule.gives))

@@ -65,10 +65,10 @@ def _path(left: Edges, out: Mapping[Node, int], source: Node) -> list[Node]:
 def _before(left: Edges, ends: Iterable[Node]) -> set[Node]:
     """Returns the nodes from which some ends can be reached through capacity that is left, these included."""
     queue = list(ends)
-    found = set(queue)
+    reached = set(queue)
     while queue:
         node = queue.pop()
-        new = {begin for begin in left.get(node, {}) if left[begin][node] and begin not in found}
-        found |= new
+        new = {begin for begin in left.get(node, {}) if left[begin][node] and begin not in reached}
+        reached |= new
         queue += new
-    return found
+    return reached

@@ -182,7 +182,7 @@ class Propagation:
 
     def _pass(self) -> bool:
         """Finds all states once; returns whether another pass is needed, for loops, lists, stacks or gathers."""
-        before, stored_before = self._states, dict(self._stored)  # for loops and early reads
+        states_before, stored_before = self._states, dict(self._stored)  # for loops and early reads
         self._states, self._outcomes, self._without_rule = {}, {}, []
         again, refused, concerned = False, len(self._refused), []
         for node in self._ordered:
@@ -204,7 +204,7 @@ class Propagation:
             if node.name in self._row_loops:
                 outcome = self._row_loops[node.name]
             elif node.op in MERGES:
-                outcome = self._merge(node, inputs, before)
+                outcome = self._merge(node, inputs, states_before)
             elif node.op in HANDS_OVER and any(reader.op in MERGES for reader in self._graph.consumers(node.name)):
                 outcome = self._hand_over(node, inputs)
             else:
@@ -308,13 +308,13 @@ class Propagation:
         source, state = self._before_merge(tensor), self._merges[merge.name]
         return (self._hand_over(self._graph.node(tensor), [source]).gives[0] == state)
 
-    def _merge(self, node: node_def_pb2.NodeDef, inputs: Sequence[str], before: Mapping[str, State]) -> Outcome:
+    def _merge(self, node: node_def_pb2.NodeDef, inputs: Sequence[str], states_before: Mapping[str, State]) -> Outcome:
         if node.name in self._kept_whole:
             self._merges[node.name] = WHOLE
             return self._whole[node.name]
         handed = [self._before_merge(tensor) for tensor in inputs]
-        known = [(t, before if source != t and self._graph.node(source).op in _BACK else None)
-                 for source, t in zip(inputs, handed) if self._graph.node(source).op not in _BACK or before]
+        known = [(t, states_before if source != t and self._graph.node(source).op in _BACK else None)
+                 for source, t in zip(inputs, handed) if self._graph.node(source).op not in _BACK or states_before]
         state = self._common([t for t, _ in known], [self.seen(t, states) for t, states in known])
         old = self._merges.get(node.name)
         if old is not None and old != state:
@@ -357,8 +357,8 @@ class Propagation:
             return again
         if any(self._graph.node(tensor).op in _BACK for tensor in inputs):
             handed = [self._before_merge(tensor) for tensor in inputs]
-            found = self._common(handed, [self.seen(tensor) for tensor in handed])
-            again |= found != self._merges[node.name] and self._changes[node.name] <= _CHANGES
+            common_state = self._common(handed, [self.seen(tensor) for tensor in handed])
+            again |= common_state != self._merges[node.name] and self._changes[node.name] <= _CHANGES
         # Its inputs must have its state.
         return again | any(self.seen(tensor) != self._merges[node.name] for tensor in inputs
                            if self._graph.node(tensor).op in HANDS_OVER and self._can_hand(tensor, node))
@@ -395,14 +395,15 @@ class Propagation:
         return {origin for origin, names in self._stores.nodes.items()
                 if not all(self._frames[name].within(self._inner) for name in (origin, *names) if name in self._frames)}
 
-    def _find_stored(self, before: Mapping[stores_lib.Store, State | None]) -> bool:
+    def _find_stored(self, stored_before: Mapping[stores_lib.Store, State | None]) -> bool:
         """Finds the states of stacks and TensorArrays, given the previous ones; returns whether they changed."""
         self._stored = dict(self._stores.states(self.seen))
-        self._changes.update({store.origin for store in before if before[store] != self._stored.get(store)})
+        self._changes.update({store.origin for store in stored_before
+                              if stored_before[store] != self._stored.get(store)})
         for store in self._stores.all:
             if store.origin in self._whole_stores or self._changes[store.origin] > _CHANGES:
                 self._stored[store] = WHOLE
-        return self._stored != before
+        return self._stored != stored_before
 
     def _is_list(self, tensor: str) -> bool:
         return lists_lib.is_list(tensors.dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor)))
@@ -410,9 +411,9 @@ class Propagation:
 
 def _home(markers: Iterable[node_def_pb2.NodeDef], frames: Mapping[str, frames_lib.Frame]) -> frames_lib.Frame:
     """Returns the frame of the inputs with rows."""
-    found = {frames[node.name]: node.name for node in markers}
-    if len(found) != 1:
+    loops = {frames[node.name]: node.name for node in markers}
+    if len(loops) != 1:
         raise GraphError(
-            f"The inputs with rows are in {len(found)} loops{': ' if found else ''}{', '.join(found.values())}; "
+            f"The inputs with rows are in {len(loops)} loops{': ' if loops else ''}{', '.join(loops.values())}; "
             "expected all of them outside of loops, or in the same one.")
-    return next(iter(found))
+    return next(iter(loops))

@@ -67,15 +67,15 @@ def find(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[
     for node in ordered:
         by_rows = _cut(inputs[node.name], seen, outcomes[node.name])
         sources[node.name] = [*map(graph_lib.node_of, by_rows or inputs[node.name]), *stores.puts_into_what(node)]
-    found: dict[str, str | None] = {}
-    before = None
-    while found != before:  # again, with the values that come back in loops
-        before = dict(found)
+    markers_of_nodes: dict[str, str | None] = {}
+    last_round = None
+    while markers_of_nodes != last_round:  # again, with the values that come back in loops
+        last_round = dict(markers_of_nodes)
         for node in ordered:
-            known = (found.get(name) for name in sources[node.name])
-            found[node.name] = node.name if node.name in markers else min(
-                (name for name in known if name), key=markers.__getitem__, default=None)
-    return found
+            markers_of_sources = (markers_of_nodes.get(name) for name in sources[node.name])
+            markers_of_nodes[node.name] = node.name if node.name in markers else min(
+                (name for name in markers_of_sources if name), key=markers.__getitem__, default=None)
+    return markers_of_nodes
 
 
 def _cut(inputs: Iterable[str], seen: Callable[[str], State], outcome: Outcome) -> list[str]:
@@ -84,17 +84,17 @@ def _cut(inputs: Iterable[str], seen: Callable[[str], State], outcome: Outcome) 
 
 
 def mixing(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[str]], seen: Callable[[str], State],
-           outcomes: Mapping[str, Outcome], found: Mapping[str, str | None]) -> set[str]:
+           outcomes: Mapping[str, Outcome], markers: Mapping[str, str | None]) -> set[str]:
     """Returns the names of the nodes that would add summands of different markers: a rank may have rows of only one.
 
     Held summands are from all ranks.
     """
     names: set[str] = set()
-    if len(set(found.values())) == 1:
+    if len(set(markers.values())) == 1:
         return names
     for node in ordered:
         summands = [tensor for tensor in _cut(inputs[node.name], seen, outcomes[node.name])
                     if isinstance(seen(tensor), Partial) and seen(tensor) != HELD]
-        if len({found[graph_lib.node_of(tensor)] for tensor in summands}) > 1:
+        if len({markers[graph_lib.node_of(tensor)] for tensor in summands}) > 1:
             names.add(node.name)
     return names

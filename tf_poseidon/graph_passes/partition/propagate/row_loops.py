@@ -186,8 +186,8 @@ class _LoopReader:
         nodes: dict[Frame, list[node_def_pb2.NodeDef]] = {}
         for node in self.ordered:
             nodes.setdefault(self.frames[node.name], []).append(node)
-        found = {frame: self._read(frame, nodes[frame]) for frame in nodes if frame.outer == frames_lib.ROOT}
-        return {frame: loop for frame, loop in found.items() if loop is not None}
+        loops_of_frames = {frame: self._read(frame, nodes[frame]) for frame in nodes if frame.outer == frames_lib.ROOT}
+        return {frame: loop for frame, loop in loops_of_frames.items() if loop is not None}
 
     def _read(self, frame: Frame, nodes: Iterable[node_def_pb2.NodeDef]) -> _Loop | None:
         variables = {node.name: handed for node in nodes if node.op == "Merge" and (handed := self._handed(node))}
@@ -223,8 +223,8 @@ class _LoopReader:
         begin, added = self.graph.constant(self.origin(entered)), self.graph.nodes[self.origin(back)]
         if begin is None or begin.shape or begin.dtype.kind != "i" or begin or added.op not in ("AddV2", "Add"):
             return None
-        count, one = self.graph.inputs(added)
-        step = self.graph.constant(one)
+        count, increment = self.graph.inputs(added)
+        step = self.graph.constant(increment)
         return added.name if self.origin(count) == merge and step is not None and not step.shape and (
             step == 1) else None
 
@@ -325,14 +325,14 @@ class _Attempt:
 
     def _loops_that_read(self, name: str) -> list[_Loop]:
         """Returns the loops into which a list leads unchanged, or one like it."""
-        found, queue = [], [name]
+        loops, queue = [], [name]
         while queue:
             for node in self._graph.consumers(queue.pop()):
                 if node.op in ("Identity", "ZerosLike"):
                     queue.append(node.name)
                 elif loop := self._entered(node):
-                    found.append(loop)
-        return found
+                    loops.append(loop)
+        return loops
 
     # ---- what tensors are -----------------------------------------------------------------------
 
@@ -352,9 +352,9 @@ class _Attempt:
         elif self._left(node) and roles[0].kind == _Kind.SUM:
             self.outcomes[node.name] = Outcome((OWN,), (SUM,))
         else:
-            found = self._found(node, loop, roles)
+            outcome = self._found(node, loop, roles)
             # What comes back to a Merge is only known at the end of the iteration.
-            self._set(node, tuple(None if node.op == "Merge" else _state(role) for role in roles), found)
+            self._set(node, tuple(None if node.op == "Merge" else _state(role) for role in roles), outcome)
 
     def _set(self, node: node_def_pb2.NodeDef, takes: tuple[State | None, ...], roles: Sequence[_Role],
              local: dict[int, int] | None = None) -> None:
@@ -436,9 +436,9 @@ class _Attempt:
             return [_GOES_ON]
         if loop is not None and node.name in loop.increments:
             return [_NEXT]
-        found = self._of_list(node, loop, roles) or self._of_stack(node, roles) or self._of_sum(node, roles)
-        if found is not None:
-            return found
+        outcome = self._of_list(node, loop, roles) or self._of_stack(node, roles) or self._of_sum(node, roles)
+        if outcome is not None:
+            return outcome
         _require(set(roles) <= set(_VALUES) and _is_harmless(node))  # also the Enter of an inner loop
         return [_ROW if _ROW in roles else _SAME] * tensors.num_outputs(self._graph, node)
 

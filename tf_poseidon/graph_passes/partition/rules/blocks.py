@@ -90,9 +90,9 @@ def number_in(size: row_size.Size | None, case: Case, i: int) -> int | None:
 
 def all_known(numbers: Iterable[int | None]) -> list[int] | None:
     """Returns numbers of blocks if each is known, and not 0; else None."""
-    found = list(numbers)
-    known = [number for number in found if number]
-    return known if len(known) == len(found) else None
+    all_numbers = list(numbers)
+    known_numbers = [number for number in all_numbers if number]
+    return known_numbers if len(known_numbers) == len(all_numbers) else None
 
 
 def number_taken(case: Case, begin: row_size.Size | None, size: row_size.Size | None) -> int | None:

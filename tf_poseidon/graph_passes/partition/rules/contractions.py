@@ -89,9 +89,9 @@ def einsum(case: Case) -> Outcome | None:
 
 def _with_ellipsis(term: str, rank: int) -> list[Label]:
     """Returns the labels of a term, with numbers from the end for the dimensions of "..."."""
-    before, ellipsis, after = term.partition("...")
-    hidden = rank - len(before) - len(after)
-    return [*before, *(range(-hidden, 0) if ellipsis else ()), *after]
+    leading, ellipsis, after = term.partition("...")
+    hidden = rank - len(leading) - len(after)
+    return [*leading, *(range(-hidden, 0) if ellipsis else ()), *after]
 
 
 RULES: dict[str, Rule] = {

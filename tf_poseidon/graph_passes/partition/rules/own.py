@@ -48,9 +48,9 @@ def _write_same(writer: NodeWriter) -> list[str]:
 def _write_mean(writer: NodeWriter) -> list[str]:
     """sum(rows of the rank * value) / rows, in double precision, which preserves values that are equal on all ranks."""
     dtype, double = writer.node.attr["T"].type, types_pb2.DT_DOUBLE
-    rows, mine = writer.numbers_of_rows(double)
+    rows, own_rows = writer.numbers_of_rows(double)
     wide = writer.add("wide", "Cast", writer.inputs, SrcT=dtype, DstT=double)
-    weighted = writer.add("weighted", "Mul", [wide, mine], T=double)
+    weighted = writer.add("weighted", "Mul", [wide, own_rows], T=double)
     total = writer.made_whole(weighted, SUM, double)
     mean = writer.add("mean", "RealDiv", [total, rows], T=double)
     return [writer.add("", "Cast", [mean], SrcT=double, DstT=dtype)]

@@ -54,10 +54,10 @@ def _same_rows(case: Case, out: row_size.Shape | None = None) -> int | None:
     out = case.out_shape() if out is None else out
     if shape is None or out is None:
         return None
-    before = shape[:dimension]
-    if not row_size.is_known(before) or not case_lib.of_rows(shape[dimension]):
+    leading = shape[:dimension]
+    if not row_size.is_known(leading) or not case_lib.of_rows(shape[dimension]):
         return None
-    count = row_size.product(before)
+    count = row_size.product(leading)
     for i, size in enumerate(out):
         until = out[:i]
         if not row_size.is_known(until):
@@ -357,16 +357,16 @@ def reshape_of_blocks(case: Case) -> Outcome | None:
     state, shape, out = case.states[0], case.shape(0), case.out_shape()
     if not isinstance(state, Rows) or shape is None or out is None:
         return None
-    known = shape[:state.dimension]
-    if not row_size.is_known(known):
+    leading = shape[:state.dimension]
+    if not row_size.is_known(leading):
         return None
-    before = row_size.product(known)
+    leading_size = row_size.product(leading)
     for i in range(len(out)):
         until = out[:i]
         if not row_size.is_known(until):
             return None
         after = row_size.product(until)
-        merged, split = before.ratio(after), after.ratio(before)
+        merged, split = leading_size.ratio(after), after.ratio(leading_size)
         number = state.blocks * merged if merged else state.blocks // split if split and not (
             state.blocks % split) else None
         if number and number != state.blocks and row_size.consists_of(out[i], number):
@@ -438,10 +438,10 @@ def padded_blocks(case: Case) -> Outcome | None:
     state = case.states[0]
     if not isinstance(state, Rows) or case.rank(0) is None:
         return None
-    before, after = (blocks.number_in(case.size_at(1, state.dimension, side), case, 0) for side in (0, 1))
-    if before is None or after is None or not before + after:
+    begin, after = (blocks.number_in(case.size_at(1, state.dimension, side), case, 0) for side in (0, 1))
+    if begin is None or after is None or not begin + after:
         return None
-    return case.all({0: state}, Rows(state.dimension, before + state.blocks + after),
+    return case.all({0: state}, Rows(state.dimension, begin + state.blocks + after),
                     write=lambda writer: _write_padded(writer, state.dimension))
 
 
@@ -487,8 +487,8 @@ def strided_slice_gradient_of_blocks(case: Case) -> Outcome | None:
     for position, sliced, _, index in _strided(case, len(out)) or ():
         if sliced == state.dimension and index is not None:
             begin, size = _range(case, index, out[position])
-            before, taken, number = (blocks.number_in(part, case, 4) for part in (begin, size, out[position]))
-            if before is None or taken != state.blocks or not number or number == taken:
+            first, taken, number = (blocks.number_in(part, case, 4) for part in (begin, size, out[position]))
+            if first is None or taken != state.blocks or not number or number == taken:
                 return None
             return case.all({4: state}, Rows(position, number), local={0: position, 1: index, 2: index})
     return None

@@ -91,10 +91,11 @@ class Sizes:
         """Returns a tuple of `Size`s, with None for unknown ones; None if the rank is unknown."""
         if tensor not in self._shapes:
             shapes = [generic.shape(tensor) for generic in self._generic]
-            known = [shape for shape in shapes if shape is not None]
-            has_rank = len(known) == len(shapes) and len(set(map(len, known))) == 1
+            known_shapes = [shape for shape in shapes if shape is not None]
+            has_rank = len(known_shapes) == len(shapes) and len(set(map(len, known_shapes))) == 1
             self._shapes[tensor] = tuple(
-                Size(sizes) if graph_lib.is_known(sizes) else None for sizes in zip(*known)) if has_rank else None
+                Size(sizes) if graph_lib.is_known(sizes) else None
+                for sizes in zip(*known_shapes)) if has_rank else None
             if self._one_row is not None:
                 self._shapes[tensor] = _not_refuted(self._shapes[tensor], self._one_row.shape(tensor))
         return self._shapes[tensor]
@@ -154,8 +155,8 @@ def _not_refuted(shape: Shape | None, of_one_row: graph_lib.Shape | None) -> Sha
     """Returns a shape without the sizes that are not what they are expected to be in a batch of one row."""
     if shape is None or of_one_row is None or len(shape) != len(of_one_row):
         return shape
-    return tuple(None if size is None or None not in (size.of_one_row, found) and size.of_one_row != found else size
-                 for size, found in zip(shape, of_one_row))
+    return tuple(None if size is None or None not in (size.of_one_row, actual) and size.of_one_row != actual else size
+                 for size, actual in zip(shape, of_one_row))
 
 
 def _have(values: Sequence[np.ndarray | None], index: Sequence[int]) -> "TypeGuard[list[np.ndarray]]":
@@ -198,12 +199,12 @@ def _generic_graphs(graph: graph_lib.Graph,
 
     is_limited = any(_limits_integers(graph, node) for node in graph.graph_def.node)
     trials = (*row_size.TRIALS, row_size.ONE_ROW) if is_limited else row_size.TRIALS
-    found = [_or_none(make, *trial) for trial in trials]
-    if None in found[:_LARGE]:  # lengths that were assumed equal are different
-        found = [*(make(rows, None) for rows, _ in trials[:_LARGE]),
-                 *(_or_none(make, rows, None) for rows, _ in trials[_LARGE:])]
-    known = [generic for generic in found[:len(row_size.TRIALS)] if generic is not None]
-    return known, found[-1] if is_limited else None
+    graphs = [_or_none(make, *trial) for trial in trials]
+    if None in graphs[:_LARGE]:  # lengths that were assumed equal are different
+        graphs = [*(make(rows, None) for rows, _ in trials[:_LARGE]),
+                  *(_or_none(make, rows, None) for rows, _ in trials[_LARGE:])]
+    possible_graphs = [generic for generic in graphs[:len(row_size.TRIALS)] if generic is not None]
+    return possible_graphs, graphs[-1] if is_limited else None
 
 
 def _or_none(make: Callable[..., InferredGraph], rows: int, unknown: int | None) -> InferredGraph | None:

@@ -23,24 +23,24 @@ _MAX_NESTING = 5
 def with_values(generic: InferredGraph, infer: inference.Inference) -> InferredGraph:
     """Returns an `InferredGraph` whose known integers are constants, so that TensorFlow can infer shapes from them."""
     for _ in range(_MAX_NESTING):
-        graph, known = generic.graph, {}
+        graph, values = generic.graph, {}
         unknown = [node for node in graph.graph_def.node if not graph_lib.is_known(graph.shape(node.name))]
         for node in unknown:
             for tensor in graph.inputs(node):
-                if tensor not in known and graph.node(tensor).op != "Const":
+                if tensor not in values and graph.node(tensor).op != "Const":
                     dtype = _type_of_integers(graph.node(tensor), graph_lib.output_of(tensor))
                     value = None if dtype is None else generic.value(tensor)
                     if value is not None:
-                        known[tensor] = value.astype(dtype)
-        if not known or not any(_would_follow(generic, node) for node in unknown):
+                        values[tensor] = value.astype(dtype)
+        if not values or not any(_would_follow(generic, node) for node in unknown):
             break
         result = graph_pb2.GraphDef()
         result.CopyFrom(graph.graph_def)
         for node in result.node:
             for i, tensor in enumerate(node.input):
-                if tensor in known:
+                if tensor in values:
                     node.input[i] = _valued(tensor)
-        for tensor, value in known.items():
+        for tensor, value in values.items():
             writer = graph_lib.Writer(_valued(tensor))
             writer.constant("", value)
             result.node.extend(writer.nodes)

@@ -53,7 +53,7 @@ def with_elements(generic: InferredGraph, infer: inference.Inference) -> Inferre
 def _with_guessed_elements(generic: InferredGraph, infer: inference.Inference,
                            doubted: Collection[str]) -> InferredGraph:
     for _ in range(_MAX_NESTING):
-        graph, known = generic.graph, {}
+        graph, elements = generic.graph, {}
         keepers = _keepers(graph)
         for node in graph.graph_def.node:
             if node.op in keepers and _dtype_of_elements(node) not in _HANDLES:
@@ -61,22 +61,22 @@ def _with_guessed_elements(generic: InferredGraph, infer: inference.Inference,
                 old = graph.nodes.get(inferred_graph.element_node(node.name))
                 if shown is not None and (old is None or (old.op != "Const" and (
                         shown[1] is not None or _num_known(shown[0]) > _num_known(graph.shape(old.name))))):
-                    known[lists_lib.taken(node)] = shown
-        if not known:
+                    elements[lists_lib.taken(node)] = shown
+        if not elements:
             break
         result = graph_pb2.GraphDef()
-        shown_before = {inferred_graph.element_node(graph_lib.node_of(tensor)) for tensor in known}
+        shown_before = {inferred_graph.element_node(graph_lib.node_of(tensor)) for tensor in elements}
         for node in graph.graph_def.node:
             if node.name in shown_before:
                 continue
             added = result.node.add()
             added.CopyFrom(node)
             for i, tensor in enumerate(added.input):
-                if tensor in known:
+                if tensor in elements:
                     added.input[i] = inferred_graph.element_node(graph_lib.node_of(tensor))
         result.versions.CopyFrom(graph.graph_def.versions)
         result.library.CopyFrom(graph.graph_def.library)
-        for tensor, (shape, value) in known.items():
+        for tensor, (shape, value) in elements.items():
             writer = graph_lib.Writer(inferred_graph.element_node(graph_lib.node_of(tensor)))
             dtype = _dtype_of_elements(graph.node(tensor))
             if value is None:
@@ -150,10 +150,10 @@ def _unified(shapes: Iterable[graph_lib.Shape | None]) -> graph_lib.Shape | None
         return None
     unified = []
     for sizes in zip(*ranked):
-        known = {size for size in sizes if size is not None}
-        if len(known) > 1:
+        known_sizes = {size for size in sizes if size is not None}
+        if len(known_sizes) > 1:
             return None
-        unified.append(known.pop() if known else None)
+        unified.append(known_sizes.pop() if known_sizes else None)
     return tuple(unified)
 
 

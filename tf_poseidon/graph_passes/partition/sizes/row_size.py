@@ -28,18 +28,18 @@ class Size:
     @property
     def per_row(self) -> int | None:
         """The number of elements per row; None if it depends on more, or is not an integer."""
-        each = {value / rows for value, (rows, _) in zip(self.values, TRIALS)}
-        return int(min(each)) if len(each) == 1 and min(each).is_integer() and min(each) else None
+        multiples = {value / rows for value, (rows, _) in zip(self.values, TRIALS)}
+        return int(min(multiples)) if len(multiples) == 1 and min(multiples).is_integer() and min(multiples) else None
 
     @property
     def of_rows(self) -> bool:
         """Whether it is a multiple of the number of rows."""
         if any(value % rows or not value for value, (rows, _) in zip(self.values, TRIALS)):
             return False
-        each = [value // rows for value, (rows, _) in zip(self.values, TRIALS)]
-        while len(set(each)) > 1 and all(value % unknown == 0 for value, (_, unknown) in zip(each, TRIALS)):
-            each = [value // unknown for value, (_, unknown) in zip(each, TRIALS)]
-        return len(set(each)) == 1
+        multiples = [value // rows for value, (rows, _) in zip(self.values, TRIALS)]
+        while len(set(multiples)) > 1 and all(value % unknown == 0 for value, (_, unknown) in zip(multiples, TRIALS)):
+            multiples = [value // unknown for value, (_, unknown) in zip(multiples, TRIALS)]
+        return len(set(multiples)) == 1
 
     @property
     def of_one_row(self) -> int | None:
@@ -62,8 +62,8 @@ class Size:
         """Returns how many times it is another size, for each number of rows; None if that is not an integer."""
         if any(value < 0 or not by or value % by for value, by in zip(self.values, other.values)):
             return None
-        each = {value // by for value, by in zip(self.values, other.values)}
-        return each.pop() if len(each) == 1 else None
+        ratios = {value // by for value, by in zip(self.values, other.values)}
+        return ratios.pop() if len(ratios) == 1 else None
 
 
 def product(sizes: Sequence[Size]) -> Size:
