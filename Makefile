@@ -74,7 +74,7 @@ test-rest: setup
 
 test-all: test test-rest
 
-# Of programs and test suites that others have published, only where their sources are: docs/results/programs.md.
+# Of programs and test suites that others have published, only where their sources are: docs/results/published_programs.md.
 nightly: horovod
 	$(PYTEST) --full
 	$(MAKE) --no-print-directory test-native faults long paper wheel

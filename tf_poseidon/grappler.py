@@ -1,6 +1,6 @@
 """Makes TensorFlow's graph optimizer, Grappler, run our passes on every function before it first runs.
 
-The ops that a strategy inserts into a function already synchronise completely. Passes make that
+The ops that the partitioner or `strategy.run` puts into a function synchronise completely. Passes make that
 faster; if they do not run, a warning says so, and the result is the same.
 
 Tests: tests/training/test_rewritten.py, tests/communicator/test_row_ops.py, tests/unit/test_plan.py.

@@ -47,9 +47,9 @@ HOOKS = tuple(hook for hook in (
       for name in ("fit", "evaluate", "predict")),
     *(Hook(_TRAINER, f"TensorFlowTrainer.{name}", "refuse as fit", ("x",), wrapper=trainer.on_batch)
       for name in ("train_on_batch", "test_on_batch", "predict_on_batch")),
-    Hook(_TRAINER, "TensorFlowTrainer._make_function", "partition the steps of fit and evaluate",
+    Hook(_TRAINER, "TensorFlowTrainer._make_function", "run partitioned steps in fit and evaluate",
          ("self", "step_function"), wrapper=trainer.make_function),
-    Hook(_TRAINER, "TensorFlowTrainer.make_predict_function", "partition the steps of predict", ("self", "force"),
+    Hook(_TRAINER, "TensorFlowTrainer.make_predict_function", "run partitioned steps in predict", ("self", "force"),
          wrapper=trainer.make_predict_function),
     Hook(_TRAINER, "potentially_ragged_concat", "gather the rows that ranks have predicted, once", ("tensors",),
          wrapper=predicting.concatenated),

@@ -46,6 +46,7 @@ from tf_poseidon.ops import sites
 NODES = "nodes"
 
 _numbers = itertools.count()  # of the partitioned functions of this process
+_call_numbers = itertools.count()  # of the functions that they call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,13 +250,13 @@ class PartitionedFunction:
                 provenance.rename_site(node, node.attr["site"].s.decode() + mark)
         fetches = [fetch if graph_lib.node_of(fetch) in interface.shared else unroll_lib.renamed(fetch, steps - 1)
                    for fetch in self._fetches]
-        is_read = self._options.inlines or (self._trains and self._options.verifier is not None)
+        inlines_nodes = self._options.inlines or (self._trains and self._options.verifier is not None)
         with graph.as_default():
             graph.inputs = [tf.compat.v1.placeholder(*argument) for argument in interface.arguments]
             inputs = {_full(name): tensor for (_, _, name), tensor in zip(interface.arguments, graph.inputs)}
             # Captured placeholders carry the dtypes and shapes of the variables, which the ops that read them need.
             inputs |= {name: graph.capture(external) for external, name in interface.captures}
-            add = _import if is_read else functools.partial(_call, interface=interface)
+            add = _import if inlines_nodes else functools.partial(_call, interface=interface)
             graph.outputs, controls = add(graph, graph_def, inputs, fetches, interface.controls)
             checks = self._checks(graph, mark, steps) if self._trains and self.has_sites else []
             graph.control_outputs = [*checks, *controls]
@@ -266,8 +267,8 @@ class PartitionedFunction:
         """Returns the operations by which ranks agree, and those of verify mode."""
         texts = [f"{exchange.agreement_text()}{mark}" for exchange in self.report.exchanges]
         rows = None if self._rows is None else -(-self._rows // self._options.size)
-        ops.agree(texts, rows, None, self._options.strict, planning.whole_op.dumps(self.whole), steps, self._rows,
-                  self.number)
+        ops.agree(texts, rows=rows, static_rows=None, strict=self._options.strict,
+                  whole=planning.whole_op.dumps(self.whole), steps=steps, global_rows=self._rows, function=self.number)
         checks = graph.get_operations()[-1:]
         if self._options.verifier:
             markers = [operation for operation in graph.get_operations() if operation.type in own_markers.OPS]
@@ -289,9 +290,9 @@ def _import(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str,
 
 def _call(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str, tf.Tensor], fetches: Sequence[str],
           controls: Iterable[str], interface: _Interface) -> tuple[list[tf.Tensor], list[tf.Operation]]:
-    """Does the same by calling them as a function, without an object of Python's for each of them, which takes long."""
+    """Does what `_import` does by a call of the nodes as a function: objects of Python's for each of them take long."""
     function_def = function_pb2.FunctionDef()
-    function_def.signature.name = f"{interface.name}_nodes{next(_numbers)}"
+    function_def.signature.name = f"{interface.name}_nodes{next(_call_numbers)}"
     for name, tensor in inputs.items():
         function_def.signature.input_arg.add(name=graph_lib.node_of(name), type=tensor.dtype.as_datatype_enum)
     returns = {f"output_{i}": fetch for i, fetch in enumerate(fetches)}

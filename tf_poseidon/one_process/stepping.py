@@ -25,7 +25,7 @@ _log = logging.getLogger("tf_poseidon")
 
 
 class Steps:
-    """Steps of one process that a caller such as Keras runs by `strategy.run`."""
+    """Steps of one process, which a loop over batches runs, or hands over by `strategy.run`."""
 
     def __init__(self, job: Job, replica: tracing.Replica = contextlib.nullcontext, trains: bool = False,
                  accumulators: Callable[[], list[tf.Variable]] = list) -> None:

@@ -58,7 +58,7 @@ class Trace:
         report: The `report.PartitionReport`, None if the function runs as traced.
     """
 
-    def __init__(self, name: str, held_variables: held_variables.Held,
+    def __init__(self, name: str, held: held_variables.Held,
                  traced: tf.types.experimental.ConcreteFunction | None = None,
                  partitioned: partitioning.PartitionedFunction | None = None,
                  verifier: step_verifier.StepVerifier | None = None,
@@ -67,15 +67,15 @@ class Trace:
 
         Args:
             name: The function's name.
-            held_variables: The `held_variables.Held` of the job.
+            held: The `held_variables.Held` of the job.
             traced: The traced ConcreteFunction; None if it need not be kept.
-            partitioned: The `Partitioned` function; None if the traced one runs.
+            partitioned: The `PartitionedFunction`; None if the traced one runs.
             verifier: Compares both, in verify mode.
             planned: What has the function's plan, if it trains and is partitioned.
         """
         self.name = name
         self.report = None if partitioned is None else partitioned.report
-        self._held = held_variables
+        self._held = held
         self._traced = traced
         self._partitioned = partitioned
         self._results = None if partitioned is None else partitioned.results
@@ -129,21 +129,21 @@ class Pending:
     """The results of a step, which are computed when they are read."""
 
     def __init__(self, results: partitioning.LateResults, others: Sequence[tf.Tensor],
-                 variables: held_variables.Held) -> None:
+                 held: held_variables.Held) -> None:
         """Makes pending results.
 
         Args:
             results: The `partitioning.LateResults`.
             others: What the step has returned.
-            variables: The `held_variables.Held` of the job.
+            held: The `held_variables.Held` of the job.
         """
         self._results = results
         self._others = others
-        self._variables = variables
+        self._held = held
 
     def read(self) -> Any:
         """Returns the results; all ranks call this after the same step, and before the next one."""
-        return self._results.read(self._variables.whole(self._results.variables), self._others)
+        return self._results.read(self._held.whole(self._results.variables), self._others)
 
 
 def explain(error: Exception, traces: Iterable[Trace], communicator: Communicator) -> None:

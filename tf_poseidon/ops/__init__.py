@@ -30,7 +30,8 @@ def sync(gradient: tf.Tensor, site: str, contributes: tf.Tensor | bool = True, s
          wire_dtype: str | None = None) -> tf.Tensor:
     """Returns the sum of one variable's gradient over all ranks.
 
-    This is the marker of a gradient site, and already a complete synchronisation.
+    This is the marker of a gradient site, and already a complete synchronisation. `strategy.run` and loops of programs
+    call it; in a function of one process the partitioner writes the same op.
 
     Args:
         gradient: Dense tensor of any shape; half, bfloat16, float, double, int32 or int64.

@@ -13,7 +13,7 @@ from tf_poseidon.strategy import poseidon_strategy as strategy_lib
 
 
 def run(engine: str | None = None) -> selftest_report.SelftestReport:
-    """Returns the `Report` of this job; all ranks must call it.
+    """Returns the `SelftestReport` of this job; all ranks must call it.
 
     Args:
         engine: Same as in `PoseidonStrategy`.

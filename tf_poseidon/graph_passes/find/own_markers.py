@@ -2,7 +2,8 @@
 
 Requires: a flat graph. Ensures: the markers in the order of the graph, with unique names.
 
-A marker is the op that our strategy applies to each gradient: `PoseidonSync`, or `PoseidonSyncSlices` for slices.
+A marker is the op that sums a gradient, or another summand that may be planned: `PoseidonSync`, or
+`PoseidonSyncSlices` for slices. The partitioner writes it (`emit/graph_exchanges.py`), in `strategy.run` `ops.sync`.
 `foreign.py` returns the same `Marker`s for graphs without these ops.
 
 Tests: tests/graphs/test_passes.py.
@@ -15,7 +16,7 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
-# The ops that our strategy applies to gradients.
+# The ops that sum gradients.
 OPS = ("PoseidonSync", "PoseidonSyncSlices")
 
 

@@ -1,7 +1,8 @@
 """Partitions the graph of a one-process training step by rows over the ranks.
 
-In the order in which a graph passes through them: `inline`, `results`, `batches` (dilated convolutions), `sizes` (what
-is known about shapes), `states` (what a rank holds of a tensor), `rules` (from the states of an op's inputs, a `Case`,
-to those of its outputs, an `Outcome`), `propagate` (the states of a whole graph), `emit` (the partitioned graph),
-`report`; `partitioner` calls them. `unroll` makes several steps one graph.
+Before: `inline` (a graph without calls), `results` (what is computed when it is read). `partitioner` then calls, in
+this order: `batches` (dilated convolutions), `sizes` (what is known about shapes; `containers`: about lists and stacks),
+`propagate` (the state of each tensor: `states`, found by `rules` from the states of an op's inputs, a `Case`, to an
+`Outcome`), `emit` (the partitioned graph, in which rules write with a `node_writer`), `report`. Afterwards `unroll`
+makes several steps one graph. `frames` are the loops of a graph, `variables` where its resources come from.
 """

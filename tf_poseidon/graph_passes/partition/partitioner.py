@@ -63,7 +63,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
 
     Args:
         graph_def: A flat GraphDef: calls are inlined, loops consist of Enter, Merge, Switch, NextIteration and Exit.
-        fetches: Names of the tensors that must be whole.
+        fetches: Names of the tensors that are returned, whole unless they are in `own`.
         add_shapes: A function that infers shapes, such as `grappler.add_shapes`.
         paths: The path of each variable, by the name of the node from which its resource comes; others are named after
             their node.

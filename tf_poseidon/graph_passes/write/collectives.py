@@ -6,8 +6,8 @@ Under "ps", a site becomes an all-reduce, and under "sfb"
 
     U, V -> all-gather -> outer product
 
-All ranks must call the same collectives, so they agree on the rewritten graph before they run it (agreement.py): there
-is no branch for a rank without factors.
+All ranks must call the same collectives, so they agree on the rewritten graph before they run it
+(`agreement_text.py`): there is no branch for a rank without factors.
 
 There are two kinds of markers. Our own are replaced by collectives. In a program for another library, its own
 all-reduce is the marker, which stays in its place if the plan says "ps".

@@ -229,7 +229,10 @@ def _predicting(model: keras.Model, function: Callable[..., Any]) -> Callable[..
 
 def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
              step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns Keras' train or test function, in which `strategy.run` runs steps of one process.
+    """Returns Keras' train or test function, which runs the steps itself, partitioned.
+
+    Keras' own function runs where steps are eager, or their logs are read in each: by `strategy.run` it hands the steps
+    over (`stepping.Steps.run`).
 
     Args:
         model: The model.
@@ -252,14 +255,14 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
                 loop = reading.current(model, "train" if trains else "test")
                 if isinstance(batches, tf.data.Iterator):
                     building.build(model, batches.element_spec, trains)
-                if _stays_in_keras(model, batches):
+                if _needs_keras_function(model, batches):
                     result = function(batches)
-                elif unrolling.applies(model):
+                elif unrolling.applies(model):  # several steps for each call
                     needed = tracing.ResultForm.WHOLE if loop is None else tracing.ResultForm.READ_LATER
                     result = unrolling.execute(steps, step, strategy, batches, model.steps_per_execution, needed)
-                elif loop is not None:
+                elif loop is not None:  # as fit and evaluate usually do
                     result = steps.run_next(step, batches, strategy)
-                else:
+                else:  # logs are read in each step
                     result = function(batches)
         except Exception as error:
             steps.explain(error)
@@ -279,8 +282,8 @@ def _marked(function: Any) -> Callable[..., Any]:
     return function
 
 
-def _stays_in_keras(model: keras.Model, batches: Any) -> bool:
-    """Whether the steps of a train or test function need the graph that Keras makes for them, or run eagerly."""
+def _needs_keras_function(model: keras.Model, batches: Any) -> bool:
+    """Whether steps run eagerly, or on single batches."""
     return model.run_eagerly or tf.config.functions_run_eagerly() or not isinstance(batches, tf.data.Iterator)
 
 

@@ -56,7 +56,7 @@ class Conversions:
         """
         self._written = written
         self._sizes = written.sizes
-        self._graph = written.graph
+        self._graph = written.original
         self._parts = parts
         self._exchanges = exchanges
         self._converted: dict[tuple[str, State] | tuple[str, State, str | None], str] = {}  # by (tensor, state)
@@ -64,7 +64,7 @@ class Conversions:
         # Tensors that some op needs whole: gathered anyway, or available.
         self._asked_for = {canonical(tensor) for name, outcome in written.propagated.outcomes.items()
                            for tensor, takes in zip(self._graph.inputs(self._graph.nodes[name]), outcome.takes)
-                           if takes == WHOLE and isinstance(written.native_state(tensor), Rows)}
+                           if takes == WHOLE and isinstance(written.computed_state(tensor), Rows)}
         self._copies: dict[str, str] = {}  # by node: the node that computes it again, whole
 
     def set_whole(self, tensor: str, name: str) -> None:
@@ -80,9 +80,9 @@ class Conversions:
             marker: The `Place.marker` of its reader, which decides about the rows of a whole tensor.
         """
         name = canonical(tensor)
-        native = self._written.native_state(name)
+        native = self._written.computed_state(name)
         if state is None or state == native:
-            return self._written.native.get(name, name)
+            return self._written.renamed.get(name, name)
         key = (name, state) if state in (WHOLE, HELD) else (name, state, marker)
         if key not in self._converted:
             self._converted[key] = self._convert(name, native, state, marker)
@@ -95,7 +95,7 @@ class Conversions:
         dtype = tensors.dtype_of(node, graph_lib.output_of(name))
         place = self._written.places[node.name]
         prefix = f"{PREFIX}/{name.replace(':', '_output')}"
-        value = self._written.native.get(name, name)
+        value = self._written.renamed.get(name, name)
         if state == HELD and native == SUM:
             return self._selected(value, self._parts.part(place)[1], dtype, f"{prefix}/held")
         if state != WHOLE:
@@ -119,9 +119,9 @@ class Conversions:
             name = stack[-1]
             node = self._graph.node(name)
             if name not in self._available:
-                if (name, WHOLE) in self._converted or self._written.native_state(name) == WHOLE:
+                if (name, WHOLE) in self._converted or self._written.computed_state(name) == WHOLE:
                     self._available[name] = True
-                elif node.op not in _LITTLE or not isinstance(self._written.native_state(name), Rows):
+                elif node.op not in _LITTLE or not isinstance(self._written.computed_state(name), Rows):
                     self._available[name] = False
             if name in self._available:
                 stack.pop()
@@ -140,7 +140,7 @@ class Conversions:
         while stack:
             node = self._graph.node(stack[-1])
             inputs = self._graph.inputs(node)
-            missing = [canonical(t) for t in inputs if self._written.native_state(t) != WHOLE
+            missing = [canonical(t) for t in inputs if self._written.computed_state(t) != WHOLE
                        and (canonical(t), WHOLE) not in self._converted and self.is_available(t)]
             if missing:
                 stack += missing

@@ -70,24 +70,24 @@ class GraphExchanges:
     """
 
     def __init__(self, written: WrittenGraph, parts: RowParts, trained: Mapping[str, str],
-                 kept: Mapping[str, str]) -> None:
+                 accumulated: Mapping[str, str]) -> None:
         """Makes none yet.
 
         Args:
             written: The graph in which they are written.
             parts: Which rows ranks have in it.
-            trained, kept: The results of `naming.variables_of`.
+            trained, accumulated: The results of `naming.variables_of`.
         """
         self.exchanges: list[report_lib.ExchangedTensor] = []
         self.serial: set[str] = set()
         self.is_in_step = True
         self._written = written
         self._sizes = written.sizes
-        self._graph = written.graph
+        self._graph = written.original
         self._propagated = written.propagated
         self._parts = parts
         self._trained = trained
-        self._kept = kept
+        self._accumulated = accumulated
         self._sites: collections.Counter[str] = collections.Counter()
 
     def gathered(self, value: str, state: Rows, dtype: int, prefix: str, place: frames_lib.Place, name: str) -> str:
@@ -156,7 +156,7 @@ class GraphExchanges:
         if not self.is_in_step:
             site = f"fetched/{kind}/{name}"  # unique, since each tensor is made whole once
             return _Written({"site": site}, provenance.Provenance(kind, site, scheme, is_fetched=True))
-        shown = self._trained.get(name, self._kept.get(name, name.removeprefix(_CALL)))
+        shown = self._trained.get(name, self._accumulated.get(name, name.removeprefix(_CALL)))
         site = f"{kind}/{shown}" if is_gathered else shown
         self._sites[site] += 1
         if self._sites[site] > 1:

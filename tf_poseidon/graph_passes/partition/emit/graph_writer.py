@@ -43,14 +43,14 @@ class GraphWriter:
     """Writes one partitioned graph."""
 
     def __init__(self, sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated, trained: Mapping[str, str],
-                 kept: Mapping[str, str]) -> None:
-        """Makes a writer; `trained` and `kept` are the results of `naming.variables_of`."""
+                 accumulated: Mapping[str, str]) -> None:
+        """Makes a writer; `trained` and `accumulated` are the results of `naming.variables_of`."""
         self._graph = sizes.graph
         self._sizes = sizes
         self._propagated = propagated
         self._written = WrittenGraph(sizes, propagated)
         self._parts = RowParts(self._written)
-        self._exchanges = GraphExchanges(self._written, self._parts, trained, kept)
+        self._exchanges = GraphExchanges(self._written, self._parts, trained, accumulated)
         self._conversions = Conversions(self._written, self._parts, self._exchanges)
         self._operands = operands.Operands(self._written, self._parts, self._conversions)
         self._controls: dict[str, str] = {}  # by name of a removed node: the node that replaces it
@@ -91,7 +91,7 @@ class GraphWriter:
         """Writes all nodes.
 
         Args:
-            fetches: Names of the tensors that must be whole.
+            fetches: Names of the tensors that are returned, whole unless they are in `own`.
             kept: Names of nodes outside loops whose outputs must be available whole under their names.
             own: Those of the fetches of which each rank fetches its own rows.
 
@@ -119,17 +119,17 @@ class GraphWriter:
 
     def own_fetches(self, fetches: Iterable[str]) -> frozenset[str]:
         """Returns those of some tensors of which each rank has rows, which all ranks, one after the other, have."""
-        return frozenset(fetch for fetch in fetches if self._written.native_state(fetch) == Rows(0) and not (
+        return frozenset(fetch for fetch in fetches if self._written.computed_state(fetch) == Rows(0) and not (
             self._conversions.is_available(fetch)) and self._written.dtype_of(fetch) in propagate_lib.GATHERED)
 
     def _shown(self, name: str) -> list[str] | None:
         """Returns the whole outputs of a node, None if they are available under its name, or not at all."""
         outputs = [tensors.tensor_of(name, i) for i in range(len(self._propagated.outcomes[name].gives))]
         if name in self._written.markers or not outputs or all(
-                self._written.native.get(t, t) == t and self._written.native_state(t) == WHOLE for t in outputs):
+                self._written.renamed.get(t, t) == t and self._written.computed_state(t) == WHOLE for t in outputs):
             return None
         for tensor in outputs:
-            node, state = self._graph.node(tensor), self._written.native_state(tensor)
+            node, state = self._graph.node(tensor), self._written.computed_state(tensor)
             dtype = tensors.dtype_of(node, graph_lib.output_of(tensor))
             can_be_gathered = dtype in propagate_lib.GATHERED and state != OWN and not (
                 isinstance(state, Rows) and state.dimension and self._sizes.shape(tensor) is None)
@@ -158,7 +158,7 @@ class GraphWriter:
             # `planned.with_sizes` gives this node the rows of one rank. It has one output: where TensorFlow takes the
             # maximum of x before a function that grows with x, it takes the first output of the node that computes x.
             writer = self._written.writer(f"{PREFIX}/{marker.name}/mine{i}", marker.device)
-            self._written.native[name] = writer.add("", ROWS, [rows], T=[dtype])
+            self._written.renamed[name] = writer.add("", ROWS, [rows], T=[dtype])
             writer.nodes[-1].attr["dimensions"].list.i.append(dimension)
             graph_lib.set_names(writer.nodes[-1].attr["names"], [marker.attr["names"].list.s[i].decode()])
 
@@ -181,7 +181,7 @@ class GraphWriter:
             node.attr["T"].type != types_pb2.DT_VARIANT)
         if node.op == "IdentityN" and not controls and not self._is_waited_for(node.name):
             for i, tensor in enumerate(taken):  # separately: factors are matched behind single tensors
-                self._written.native[tensors.tensor_of(node.name, i)] = tensor
+                self._written.renamed[tensors.tensor_of(node.name, i)] = tensor
             return
         if outcome.write is None and is_whole_sum:
             self._write_sum(node, taken, controls)
@@ -193,12 +193,12 @@ class GraphWriter:
             if node.op in sources.UNSEEDED:
                 self._exchanges.serialise(place.frame)
             return
-        states = [self._written.native_state(tensor) if takes is None else takes
+        states = [self._written.computed_state(tensor) if takes is None else takes
                   for tensor, takes in zip(inputs, outcome.takes)]
         writer = NodeWriter(self, node, taken, states, controls, place)
         outputs = outcome.write(writer)
         for i, tensor in enumerate(outputs):
-            self._written.native[tensors.tensor_of(node.name, i)] = tensor
+            self._written.renamed[tensors.tensor_of(node.name, i)] = tensor
         if outputs:
             self._controls[node.name] = graph_lib.node_of(outputs[0])
 

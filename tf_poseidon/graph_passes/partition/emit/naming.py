@@ -29,7 +29,7 @@ _REFERENCES = ("VariableV2", "Variable")  # of TensorFlow 1
 
 def variables_of(propagated: propagate_lib.Propagated, sizes: Sizes,
                  paths: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns (trained, kept), by tensor: the path of the variable that is trained with it, or else accumulates it.
+    """Returns (trained, accumulated), by tensor: the path of the variable that it trains, or that accumulates it.
 
     Args:
         propagated: The `Propagated` states.
@@ -39,17 +39,17 @@ def variables_of(propagated: propagate_lib.Propagated, sizes: Sizes,
     """
     graph = sizes.graph
     trained: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
-    kept: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
+    accumulated: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
     used = _used(graph, propagated)
     updates = collections.defaultdict(list)
     for node in propagated.ordered:
         if _is_update(node) and graph.inputs(node):
             updates[variables_lib.source(graph, graph.inputs(node)[0])].append(node)
     for resource, nodes in updates.items():
-        names = trained if resource in used else kept  # an optimizer's slot leads to its variable's tensor
+        names = trained if resource in used else accumulated  # an optimizer's slot leads to its variable's tensor
         for tensor in _behind(graph, sizes, nodes, updates, used):
             names[tensor].add(paths.get(resource, resource))
-    return _of_one(trained), {tensor: name for tensor, name in _of_one(kept).items() if tensor not in trained}
+    return _of_one(trained), {tensor: name for tensor, name in _of_one(accumulated).items() if tensor not in trained}
 
 
 def _of_one(names: Mapping[str, set[str]]) -> dict[str, str]:

@@ -39,7 +39,7 @@ class Operands:
         """
         self._written = written
         self._sizes = written.sizes
-        self._graph = written.graph
+        self._graph = written.original
         self._parts = parts
         self._conversions = conversions
 
@@ -71,7 +71,7 @@ class Operands:
         if any(size is not None and size != inferred for size, inferred in zip(shape, static)):
             value = self._written.writer(prefix, node.device).add(
                 "shaped", "EnsureShape", [value], T=tensors.dtype_of(node, 0), shape=shape)
-        self._written.native[node.name] = self._written.declared(value, node.name, dimension, prefix, node.device)
+        self._written.renamed[node.name] = self._written.declared(value, node.name, dimension, prefix, node.device)
 
     def local_shape(self, node: node_def_pb2.NodeDef, tensor: str, original: str, i: int, dimension: int,
                     place: frames_lib.Place) -> str:
@@ -99,7 +99,7 @@ class Operands:
         if node.op not in ("Shape", "ShapeN"):
             return None
         tensor = self._graph.inputs(node)[graph_lib.output_of(shape)]
-        return tensor if self._written.native_state(tensor) == Rows(dimension) else None
+        return tensor if self._written.computed_state(tensor) == Rows(dimension) else None
 
     def _is_known_reshape(self, node: node_def_pb2.NodeDef, dimension: int) -> bool:
         """Whether a node is a Reshape for which TensorFlow infers all sizes except that of the rows."""

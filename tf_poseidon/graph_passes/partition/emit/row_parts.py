@@ -35,7 +35,7 @@ class RowParts:
         """Makes none yet; `written` is the graph in which they are written."""
         self._written = written
         self._sizes = written.sizes
-        self._graph = written.graph
+        self._graph = written.original
         self._enters = {node.attr["frame_name"].s.decode(): node for node in written.propagated.ordered
                         if node.op in frames_lib.ENTERS}
         self._home = written.propagated.frames[next(iter(written.markers))]  # the loop that has the rows
@@ -74,7 +74,7 @@ class RowParts:
         """Returns the rows of a tensor that only this rank has: none, if it repeats a row of another."""
         name, dtype = canonical(tensor), self._written.dtype_of(tensor)
         place = self._written.places[graph_lib.node_of(tensor)]
-        value, prefix = self._written.native.get(name, name), f"{PREFIX}/{name.replace(':', '_output')}/own"
+        value, prefix = self._written.renamed.get(name, name), f"{PREFIX}/{name.replace(':', '_output')}/own"
         writer = self._written.writer(prefix, HOST)
         begin, all_rows, stride = (writer.constant(suffix, np.array([number], np.int64), value) for suffix, number in (
             ("begin", 0), ("all", np.iinfo(np.int64).max), ("stride", 1)))
@@ -155,7 +155,7 @@ class RowParts:
 
     def _has_rows(self, tensor: str) -> bool:
         """Whether the size of a tensor depends on rows, or it is an integer that may be their number."""
-        if isinstance(self._written.native_state(tensor), Rows):
+        if isinstance(self._written.computed_state(tensor), Rows):
             return True
         return self._written.dtype_of(tensor) in (types_pb2.DT_INT32, _INT64) or any(
             size is not None and size.of_rows for size in self._sizes.shape(canonical(tensor)) or ())

@@ -31,9 +31,9 @@ class WrittenGraph:
     Attributes:
         nodes: The NodeDefs.
         sizes: The `Sizes` of the one-process graph.
-        graph: That graph.
+        original: That graph.
         propagated: The `Propagated` states of its tensors.
-        native: By tensor whose name has changed: its name in the partitioned graph.
+        renamed: By tensor whose name has changed: its name in the partitioned graph.
         places: By node, its `Place`.
         markers: The nodes that mark the inputs with rows, by name.
     """
@@ -41,12 +41,12 @@ class WrittenGraph:
     def __init__(self, sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated) -> None:
         self.nodes: list[node_def_pb2.NodeDef] = []
         self.sizes = sizes
-        self.graph = sizes.graph
+        self.original = sizes.graph
         self.propagated = propagated
-        self.native: dict[str, str] = {}
+        self.renamed: dict[str, str] = {}
         self.places = {node.name: frames_lib.Place(propagated.frames[node.name], propagated.markers[node.name])
                        for node in propagated.ordered}
-        self.markers = {node.name: node for node in row_markers.find(self.graph.graph_def)}
+        self.markers = {node.name: node for node in row_markers.find(self.original.graph_def)}
 
     def elements_of_row(self, tensor: str, dimension: int) -> int | None:
         """Returns how many elements of a dimension belong to one row, None if unknown."""
@@ -73,7 +73,7 @@ class WrittenGraph:
         graph_lib.set_names(writer.nodes[-1].attr["names"], [name])
         return declared
 
-    def native_state(self, tensor: str) -> State:
+    def computed_state(self, tensor: str) -> State:
         """Returns the state in which a tensor is computed."""
         return self.propagated.states.get(canonical(tensor), WHOLE)
 
@@ -84,12 +84,12 @@ class WrittenGraph:
 
     def dtype_of(self, tensor: str) -> int:
         """Returns the `types_pb2.DataType` of a tensor of the one-process graph."""
-        return tensors.dtype_of(self.graph.node(tensor), graph_lib.output_of(tensor))
+        return tensors.dtype_of(self.original.node(tensor), graph_lib.output_of(tensor))
 
     def device_of(self, tensor: str) -> str:
         """Returns the device of the node of a tensor of either graph, "" if TensorFlow is to choose."""
         name = graph_lib.node_of(tensor)
-        node = self.graph.nodes.get(name) or next((node for node in reversed(self.nodes) if node.name == name), None)
+        node = self.original.nodes.get(name) or next((node for node in reversed(self.nodes) if node.name == name), None)
         return node.device if node is not None else ""
 
     def writer(self, prefix: str, device: str, origin: provenance.Provenance | None = None) -> graph_lib.Writer:

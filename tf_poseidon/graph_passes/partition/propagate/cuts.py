@@ -1,4 +1,4 @@
-"""Finds the states of a graph, as `propagate` does, and where its summands become whole: where that costs least.
+"""Finds the states of a graph, as `Propagation` does, and where its summands become whole: where that costs least.
 
 Requires: a flat graph, and sizes. Ensures: of all sets of tensors whose exchange makes everything whole that must be,
 one with the least cost is exchanged, if each tensor is seen in one state by all its readers, and each op runs on
@@ -58,7 +58,7 @@ def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str]
 
     Args:
         sizes: Its `Sizes`.
-        summands, dividing, row_loops: Same as in `propagate.Propagation`.
+        summands, dividing, row_loops: Same as in `propagation.Propagation`.
         fetches: Names of the tensors that must be whole.
         kept: Names of the nodes that may be read outside of the graph, and then must be whole.
     """

@@ -213,7 +213,7 @@ class Propagation:
             for i, state in enumerate(outcome.gives):
                 self._states[tensors.tensor_of(node.name, i)] = state
         for node in concerned:
-            again |= self._take_back(node)
+            again |= self._note_needs(node)
         again |= self._find_stored(stored_before)
         return again or len(self._refused) > refused
 
@@ -338,7 +338,7 @@ class Propagation:
         is_possible = all(self._can_become(tensor, s, state) for tensor, s in zip(inputs, states) if s != state)
         return state if is_possible else WHOLE
 
-    def _take_back(self, node: node_def_pb2.NodeDef) -> bool:
+    def _note_needs(self, node: node_def_pb2.NodeDef) -> bool:
         """Notes what a node's outcome requires of its inputs; returns whether that is new."""
         outcome, inputs, again = self._outcomes[node.name], self._inputs[node.name], False
         for i, (tensor, takes) in enumerate(zip(inputs, outcome.takes)):
