@@ -5,9 +5,11 @@ need whole inputs, and no rows may be gathered.
 """
 
 import functools
+import random
 
 import keras
 import numpy as np
+import partition_cases
 import partition_families
 import partition_table
 import partitioning
@@ -16,14 +18,20 @@ import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
 from tf_poseidon import grappler
+from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
+from tf_poseidon.graph_passes.partition.propagate import dividing
+from tf_poseidon.graph_passes.partition.propagate import propagation
+from tf_poseidon.graph_passes.partition.propagate import row_loops
 from tf_poseidon.graph_passes.partition.rules import gathering
 from tf_poseidon.graph_passes.partition.rules import lists
 from tf_poseidon.graph_passes.partition.rules import normalisation
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.partition.rules import stores
 from tf_poseidon.graph_passes.partition.rules import windows
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 
 FAMILIES = (windows, gathering, lists, stores, normalisation)
 _CASES_OF_A_GRAPH = 30
@@ -40,6 +48,29 @@ def test_every_rule_has_a_case():
     named = {op for case in partition_families.CASES for op in case.ops.split()}
     without = {op for family in FAMILIES for op in family.RULES} - named
     assert not without, f"Rules without a case in partition_families: {sorted(without)}"
+
+
+def test_states_do_not_depend_on_the_order_of_nodes():
+    """Of loops, lists and stores, whose states are iterated."""
+    batch = partition_table.Batch([*partition_cases.CONTROL, *partition_families.LISTS, *partition_families.STORES])
+    fetches = sum(batch.fetches, [])
+
+    def states(graph_def):
+        sizes = graph_sizes.Sizes(graph_def, grappler.add_shapes)
+        propagated = dividing.propagate(sizes, fetches=fetches, row_loops=row_loops.outcomes(sizes, fetches))
+        return propagated.states, {name: (outcome.takes, outcome.gives)
+                                   for name, outcome in propagated.outcomes.items()}
+
+    nodes = list(batch.flat.node)
+    random.Random(0).shuffle(nodes)
+    assert states(graph_lib.with_nodes(batch.flat, nodes)) == states(batch.flat)
+
+
+def test_states_that_never_settle_are_refused(monkeypatch):
+    batch = partition_table.Batch(partition_cases.CONTROL)
+    monkeypatch.setattr(propagation.Propagation, "_pass", lambda self: True)
+    with pytest.raises(GraphError, match="change in each of 1000 passes over it, expected to settle"):
+        dividing.propagate(batch.sizes)
 
 
 # ---- random numbers ---------------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ def _program(name):
 def _environment(more=()):
     # TensorFlow reads its log level when it is imported, so before a fork: warnings, which some tests look for.
     # Unbuffered, Python writes a line and its end separately, and another rank's line comes between.
-    # Programs import helpers of other rooms.
-    rooms = os.pathsep.join(str(room) for room in [FAULTS, *sorted(TESTS.iterdir())] if room.is_dir())
+    # Programs import helpers of other rooms, and the package of this checkout, whichever is installed.
+    rooms = os.pathsep.join(str(room) for room in [TESTS.parent, FAULTS, *sorted(TESTS.iterdir())] if room.is_dir())
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "", "PYTHONPATH": rooms, **dict(more)}
 
 

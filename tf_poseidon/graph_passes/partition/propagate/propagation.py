@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from collections.abc import Set
 import dataclasses
-import itertools
 
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
@@ -62,6 +61,7 @@ UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", 
 _CHANGES = 3
 # The number of passes over the graph in which changed states reset the summands that are needed whole.
 _CLEARINGS = 20
+_MOST_PASSES = 1000
 
 # What may differ in each pass for the same node: the states, wish and stored of a `Case`.
 _Given = tuple[tuple[State, ...], State | None, State | None]
@@ -170,8 +170,17 @@ class Propagation:
             self._settle()
 
     def _settle(self) -> None:
-        """Iterates to a fixed point."""
-        for number in itertools.count():
+        """Iterates to a fixed point.
+
+        It ends after `_MOST_PASSES`: the graph is refused then, and its function runs as it was traced. Before, it ends
+        because what is whole grows: a pass asks for another one if it has made something whole for good (a node, a
+        list, a store), has changed a Merge or a store, which becomes whole after `_CHANGES`, or has found a summand
+        that is needed whole, and these are kept after `_CLEARINGS`.
+
+        Raises:
+            GraphError: If there is none after `_MOST_PASSES`.
+        """
+        for number in range(_MOST_PASSES):
             forced = len(self._forced)
             if self._pass():
                 # Changed states change the needs. Not forever, since in a loop they may alternate.
@@ -179,6 +188,8 @@ class Propagation:
                     self._forced.clear()
             elif len(self._forced) == forced:
                 return
+        raise GraphError(f"The states of the graph's loops change in each of {_MOST_PASSES} passes over it, expected "
+                         "to settle; please report the program.")
 
     def _pass(self) -> bool:
         """Finds all states once; returns whether another pass is needed, for loops, lists, stacks or gathers."""

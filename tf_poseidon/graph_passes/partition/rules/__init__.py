@@ -3,7 +3,8 @@
 A rule is a function from a `Case` to an `Outcome`, or to None if its op needs whole inputs. An op without a rule has
 whole inputs, and so whole outputs, on every rank: correct, but no faster than one process.
 
-To add a rule, add a line to the table of its family, and a case to `tests/graphs/partition_cases.py`.
+To add a rule, add a line to the table of its family, and a case to `tests/graphs/partition_cases.py` or
+`partition_families.py`: CONTRIBUTING.md says which.
 
 Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_families.py.
 """
