@@ -88,7 +88,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
     ),
     "dividing": (
         Planted("products of several inputs' noise are divided", f"{_PARTITION}/propagate/dividing.py",
-                "if len(markers) > 1:  #", "if len(markers) > 9:  #"),
+                "if len(rows_nodes) > 1:  #", "if len(rows_nodes) > 9:  #"),
         Planted("sums with a size for each row pay", f"{_PARTITION}/propagate/dividing.py",
                 "return row_size.is_known(shape) and row_size.product(shape).constant is not None", "return True",
                 was="ef5a080"),
@@ -97,7 +97,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
     ),
     "loops over rows": (
         Planted("loops over rows of several inputs are taken apart", f"{_PARTITION}/propagate/row_loops.py",
-                "if len(markers) != 1 or not any(", "if not any(", was="184daaa"),
+                "if len(rows_nodes) != 1 or not any(", "if not any(", was="184daaa"),
         Planted("a count that begins at any number is one of rows", f"{_PARTITION}/propagate/row_loops.py",
                 "begin.dtype.kind != \"i\" or begin or added.op", "begin.dtype.kind != \"i\" or added.op"),
     ),

@@ -11,7 +11,7 @@ from tf_poseidon import grappler
 from tf_poseidon.graph_passes.graph import inference
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
-from tf_poseidon.graph_passes.partition.sizes import row_markers
+from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 
 raw = tf.raw_ops
 
@@ -60,7 +60,7 @@ _CASES_OF_A_GRAPH = 100
 @pytest.mark.parametrize("first", range(0, len(partition_cases.CASES), _CASES_OF_A_GRAPH))
 def test_what_is_inferred_again_is_as_in_the_whole_graph(first):
     graph = partition_table.Batch(partition_cases.CASES[first:first + _CASES_OF_A_GRAPH]).sizes.graph
-    with_rows = row_markers.with_rows(row_markers.with_placeholders(graph), graph, 5, 3)
+    with_rows = poseidon_rows.with_rows(poseidon_rows.with_placeholders(graph), graph, 5, 3)
     inferring = inference.Inference(graph, grappler.add_shapes)
     found = inferring(with_rows)
     assert {name: list(found[name]) for name in found} == {
@@ -77,7 +77,7 @@ def test_sizes_that_are_computed_from_the_number_are_inferred_again(build, numbe
         x, = partitioning.rows(tf.compat.v1.placeholder(tf.float32, [None, 4], name="x"))
         name = build(x).op.name
     graph = graph_sizes.Sizes(inline.inline(graph.as_graph_def(), [name]), grappler.add_shapes).graph
-    with_rows = row_markers.with_rows(row_markers.with_placeholders(graph), graph, 5, None)
+    with_rows = poseidon_rows.with_rows(poseidon_rows.with_placeholders(graph), graph, 5, None)
     assert list(inference.Inference(graph, grappler.add_shapes)(with_rows)[name][0]) == number
 
 

@@ -37,7 +37,7 @@ from tf_poseidon.graph_passes.partition import unroll as unroll_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.propagate import row_inputs
-from tf_poseidon.graph_passes.partition.sizes import row_markers
+from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.job.verify import Verifier
 from tf_poseidon.one_process import graph_texts
 from tf_poseidon.ops import sites
@@ -402,7 +402,7 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
         graph_def, cut = results_lib.cut(graph_def, outputs, ends, _named(variables, candidates), set(names.values()))
         outputs = [output for i, output in enumerate(outputs) if i not in cut.fetches]
     graph_def = row_inputs.together(graph_def)
-    if not any(node.op == row_markers.ROWS for node in graph_def.node):
+    if not any(node.op == poseidon_rows.ROWS for node in graph_def.node):
         raise GraphError("None of its inputs has rows that could be divided among ranks: they are ragged, sparse "
                          "or scalars.")
     paths = {name: sites.variable_path(variable) for name, variable in variables.items()}

@@ -91,8 +91,8 @@ class Place:
 
     Attributes:
         frame: The `Frame` of the node.
-        marker: Name of the PoseidonRows on which it depends, see `propagate/row_inputs.py`.
+        rows_node: Name of the PoseidonRows on which it depends, see `propagate/row_inputs.py`.
     """
 
     frame: Frame
-    marker: str | None
+    rows_node: str | None

@@ -26,8 +26,8 @@ _PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
 # The first version of GraphDefs in which a placeholder's shape may be that of a scalar.
 _HAS_SCALARS = 24
 # Names of the PoseidonRows of one input, in the main graph, and of that of all inputs, in a function.
-_MARKER = "poseidon/rows_of/"
-_MARKER_OF_ALL = "poseidon/rows"
+_ROWS = "poseidon/rows_of/"
+_ROWS_OF_ALL = "poseidon/rows"
 
 # How a caller declares an input: ROWS, SAME, or the dimension of its rows.
 Mark = str | int
@@ -163,32 +163,32 @@ def _dimension(entry: Input, mark: Mark | None) -> int | None:
     return dimension
 
 
-def with_marker(graph_def: graph_pb2.GraphDef, inputs: Sequence[Input]) -> graph_pb2.GraphDef:
+def with_rows_node(graph_def: graph_pb2.GraphDef, inputs: Sequence[Input]) -> graph_pb2.GraphDef:
     """Returns a GraphDef in which all inputs with rows pass through one PoseidonRows: they are fed together."""
-    return _with_markers(graph_def, {_MARKER_OF_ALL: [entry for entry in inputs if entry.dimension is not None]})
+    return _with_rows_nodes(graph_def, {_ROWS_OF_ALL: [entry for entry in inputs if entry.dimension is not None]})
 
 
-def with_markers(graph_def: graph_pb2.GraphDef, inputs: Sequence[Input]) -> graph_pb2.GraphDef:
+def with_rows_nodes(graph_def: graph_pb2.GraphDef, inputs: Sequence[Input]) -> graph_pb2.GraphDef:
     """Returns a GraphDef in which each input with rows passes through its own PoseidonRows."""
-    return _with_markers(graph_def, {f"{_MARKER}{entry.name.removesuffix(':0').replace(':', '_output')}": [entry]
-                                     for entry in inputs if entry.dimension is not None})
+    return _with_rows_nodes(graph_def, {f"{_ROWS}{entry.name.removesuffix(':0').replace(':', '_output')}": [entry]
+                                        for entry in inputs if entry.dimension is not None})
 
 
-def _with_markers(graph_def: graph_pb2.GraphDef, markers: Mapping[str, Sequence[Input]]) -> graph_pb2.GraphDef:
+def _with_rows_nodes(graph_def: graph_pb2.GraphDef, rows_nodes: Mapping[str, Sequence[Input]]) -> graph_pb2.GraphDef:
     result = graph_pb2.GraphDef()
     result.CopyFrom(graph_def)
     nodes = {node.name: node for node in result.node}
     marked, added = {}, []
-    for marker, inputs in markers.items():
-        writer = graph_lib.Writer(marker)
+    for rows_node, inputs in rows_nodes.items():
+        writer = graph_lib.Writer(rows_node)
         writer.add("", "PoseidonRows", [entry.tensor for entry in inputs], T=[entry.dtype for entry in inputs])
         attributes = writer.nodes[-1].attr
         attributes["dimensions"].list.i.extend(entry.dimension for entry in inputs)
         graph_lib.set_names(attributes["names"], [entry.name for entry in inputs])
         added += writer.nodes
         for i, entry in enumerate(inputs):
-            marked[entry.tensor] = tensors.tensor_of(marker, i)
-            marked[_aliases(entry.tensor)[2]] = tensors.tensor_of(marker, i)
+            marked[entry.tensor] = tensors.tensor_of(rows_node, i)
+            marked[_aliases(entry.tensor)[2]] = tensors.tensor_of(rows_node, i)
             node = nodes[graph_lib.node_of(entry.tensor)]
             if node.op in _PLACEHOLDERS and entry.shape is not None:  # of any number of rows
                 node.attr["shape"].shape.dim[entry.dimension].size = -1

@@ -176,7 +176,7 @@ def _rewrite_function(result: graph_pb2.GraphDef, library: functions_lib.Library
     inputs = [inputs_lib.of_placeholder(node, by_name[node.name].name) for node in graph_def.node[:len(arguments)]
               if node.attr["dtype"].type not in (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT)]
     inputs = inputs_lib.decide(inputs, options.inputs)
-    marked = inputs_lib.with_marker(graph_def, inputs)
+    marked = inputs_lib.with_rows_node(graph_def, inputs)
     options.progress("partitioning by rows")
     flat = inline.inline(marked, [*returned.values(), *controls, *(argument for argument, _ in body.arguments)])
     fetches = list(dict.fromkeys(map(_full, returned.values())))
@@ -279,7 +279,7 @@ def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, ta
     functions_lib.add_defaults(step)
     inputs_lib.say_shapes(step)
     inputs = inputs_lib.decide(inputs_lib.of_main(step), options.inputs)
-    marked = inputs_lib.with_markers(step, inputs)
+    marked = inputs_lib.with_rows_nodes(step, inputs)
     options.progress("partitioning by rows")
     flat = inline.inline(marked, [node.name for node in marked.node]) if called else marked
     outside = [node.name for node in needed if frames[node.name] == frames_lib.ROOT]

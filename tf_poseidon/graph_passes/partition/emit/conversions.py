@@ -71,24 +71,24 @@ class Conversions:
         """Notes the name of a tensor's whole value."""
         self._converted[tensor, WHOLE] = name
 
-    def tensor(self, tensor: str, state: State | None, marker: str | None = None) -> str:
+    def tensor(self, tensor: str, state: State | None, rows_node: str | None = None) -> str:
         """Returns the name of a tensor in a state.
 
         Args:
             tensor: Its name in the one-process graph.
             state: The state; None for that in which it is computed.
-            marker: The `Place.marker` of its reader, which decides about the rows of a whole tensor.
+            rows_node: The `Place.rows_node` of its reader, which decides about the rows of a whole tensor.
         """
         name = canonical(tensor)
         native = self._written.computed_state(name)
         if state is None or state == native:
             return self._written.renamed.get(name, name)
-        key = (name, state) if state in (WHOLE, HELD) else (name, state, marker)
+        key = (name, state) if state in (WHOLE, HELD) else (name, state, rows_node)
         if key not in self._converted:
-            self._converted[key] = self._convert(name, native, state, marker)
+            self._converted[key] = self._convert(name, native, state, rows_node)
         return self._converted[key]
 
-    def _convert(self, name: str, native: State, state: State, marker: str | None) -> str:
+    def _convert(self, name: str, native: State, state: State, rows_node: str | None) -> str:
         if native == OWN:
             raise own_lib.refusal(name)
         node = self._graph.node(name)
@@ -102,9 +102,9 @@ class Conversions:
             whole = value if native == WHOLE else self.tensor(name, WHOLE)
             if state == HELD:  # from exactly one rank, whichever rows it is added to
                 return self._selected(whole, self._parts.part(place)[2], dtype, f"{prefix}/held")
-            if len(self._written.markers) > 1:
-                prefix = f"{prefix}/for/{marker}"
-            return self._from_whole(whole, name, state, dtype, prefix, frames_lib.Place(place.frame, marker))
+            if len(self._written.rows_nodes) > 1:
+                prefix = f"{prefix}/for/{rows_node}"
+            return self._from_whole(whole, name, state, dtype, prefix, frames_lib.Place(place.frame, rows_node))
         if isinstance(native, Rows):
             if self.is_available(name):
                 return self._again(name)

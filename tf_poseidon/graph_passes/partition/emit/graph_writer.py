@@ -28,7 +28,7 @@ from tf_poseidon.graph_passes.partition.node_writer import PREFIX
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
-from tf_poseidon.graph_passes.partition.sizes.row_markers import ROWS
+from tf_poseidon.graph_passes.partition.sizes.poseidon_rows import ROWS
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -102,10 +102,10 @@ class GraphWriter:
         for node in self._propagated.ordered:
             if node.name in input_nodes:
                 self._write_node(node)
-        for marker in self._written.markers.values():
-            self._write_inputs(marker)
+        for rows_node in self._written.rows_nodes.values():
+            self._write_inputs(rows_node)
         for node in self._propagated.ordered:
-            if node.name not in self._written.markers and node.name not in input_nodes:
+            if node.name not in self._written.rows_nodes and node.name not in input_nodes:
                 self._write_node(node)
         fetched = [self._parts.own_rows(fetch) if fetch in own else self._conversions.tensor(fetch, WHOLE)
                    for fetch in fetches]
@@ -125,7 +125,7 @@ class GraphWriter:
     def _shown(self, name: str) -> list[str] | None:
         """Returns the whole outputs of a node, None if they are available under its name, or not at all."""
         outputs = [tensors.tensor_of(name, i) for i in range(len(self._propagated.outcomes[name].gives))]
-        if name in self._written.markers or not outputs or all(
+        if name in self._written.rows_nodes or not outputs or all(
                 self._written.renamed.get(t, t) == t and self._written.computed_state(t) == WHOLE for t in outputs):
             return None
         for tensor in outputs:
@@ -139,7 +139,7 @@ class GraphWriter:
 
     def _before_inputs(self) -> set[str]:
         """Returns the names of the nodes that compute the inputs with rows."""
-        queue, seen = [tensor for marker in self._written.markers.values() for tensor in marker.input], set()
+        queue, seen = [tensor for rows_node in self._written.rows_nodes.values() for tensor in rows_node.input], set()
         while queue:
             name = graph_lib.node_of(queue.pop())
             if name not in seen:
@@ -147,28 +147,29 @@ class GraphWriter:
                 queue += self._graph.nodes[name].input
         return seen
 
-    def _write_inputs(self, marker: node_def_pb2.NodeDef) -> None:
+    def _write_inputs(self, rows_node: node_def_pb2.NodeDef) -> None:
         """Slices this rank's rows of each input of a PoseidonRows."""
-        inputs = [self._conversions.tensor(tensor, WHOLE) for tensor in self._graph.inputs(marker)]
-        place, self._controls[marker.name] = self._parts.write(marker, inputs)
-        for i, (tensor, dimension) in enumerate(zip(inputs, marker.attr["dimensions"].list.i)):
-            name, dtype = tensors.tensor_of(marker.name, i), marker.attr["T"].list.type[i]
+        inputs = [self._conversions.tensor(tensor, WHOLE) for tensor in self._graph.inputs(rows_node)]
+        place, self._controls[rows_node.name] = self._parts.write(rows_node, inputs)
+        for i, (tensor, dimension) in enumerate(zip(inputs, rows_node.attr["dimensions"].list.i)):
+            name, dtype = tensors.tensor_of(rows_node.name, i), rows_node.attr["T"].list.type[i]
             self._conversions.set_whole(name, tensor)
-            rows = self._parts.rows_of(tensor, dimension, dtype, f"{PREFIX}/{marker.name}/rows{i}", place)
+            rows = self._parts.rows_of(tensor, dimension, dtype, f"{PREFIX}/{rows_node.name}/rows{i}", place)
             # `planned.with_sizes` gives this node the rows of one rank. It has one output: where TensorFlow takes the
             # maximum of x before a function that grows with x, it takes the first output of the node that computes x.
-            writer = self._written.writer(f"{PREFIX}/{marker.name}/mine{i}", marker.device)
+            writer = self._written.writer(f"{PREFIX}/{rows_node.name}/mine{i}", rows_node.device)
             self._written.renamed[name] = writer.add("", ROWS, [rows], T=[dtype])
             writer.nodes[-1].attr["dimensions"].list.i.append(dimension)
-            graph_lib.set_names(writer.nodes[-1].attr["names"], [marker.attr["names"].list.s[i].decode()])
+            graph_lib.set_names(writer.nodes[-1].attr["names"], [rows_node.attr["names"].list.s[i].decode()])
 
     def _write_node(self, node: node_def_pb2.NodeDef) -> None:
         outcome = self._propagated.outcomes[node.name]
         inputs = self._graph.inputs(node)
         place = self._written.places[node.name]
         if node.op in frames_lib.ENTERS and place.frame.outer is not None:  # its inputs are outside of the loop
-            place = frames_lib.Place(place.frame.outer, place.marker)
-        taken = [self._conversions.tensor(tensor, takes, place.marker) for tensor, takes in zip(inputs, outcome.takes)]
+            place = frames_lib.Place(place.frame.outer, place.rows_node)
+        taken = [self._conversions.tensor(tensor, takes, place.rows_node)
+                 for tensor, takes in zip(inputs, outcome.takes)]
         if node.op in operands.ARRANGED and outcome.gives[0] != WHOLE:
             taken[1] = self._operands.known(node, taken[1], inputs[1])
         for i, dimension in outcome.local.items():

@@ -38,35 +38,35 @@ class RowParts:
         self._graph = written.original
         self._enters = {node.attr["frame_name"].s.decode(): node for node in written.propagated.ordered
                         if node.op in frames_lib.ENTERS}
-        self._home = written.propagated.frames[next(iter(written.markers))]  # the loop that has the rows
+        self._home = written.propagated.frames[next(iter(written.rows_nodes))]  # the loop that has the rows
         self._parts: dict[frames_lib.Place, _Part] = {}  # by place: the outputs of PoseidonPart there
         self._numbers: dict[tuple[str, int], list[str]] = {}  # of rows, by the part that has them and their type
-        # By frame and two markers: the check that they have as many rows.
+        # By frame and two PoseidonRows: the check that they have as many rows.
         self._meetings: dict[tuple[frames_lib.Frame, str, str], str] = {}
 
-    def write(self, marker: node_def_pb2.NodeDef, inputs: Sequence[str]) -> tuple[frames_lib.Place, str]:
+    def write(self, rows_node: node_def_pb2.NodeDef, inputs: Sequence[str]) -> tuple[frames_lib.Place, str]:
         """Writes the PoseidonPart of a PoseidonRows.
 
         Args:
-            marker: The PoseidonRows.
+            rows_node: The PoseidonRows.
             inputs: Its inputs, whole.
 
         Returns:
             (the place of its outputs, the name of the PoseidonPart).
         """
-        place = frames_lib.Place(self._home, marker.name)
-        writer = self._written.writer(f"{PREFIX}/{marker.name}", HOST)
+        place = frames_lib.Place(self._home, rows_node.name)
+        writer = self._written.writer(f"{PREFIX}/{rows_node.name}", HOST)
         counts = []
         for i, (tensor, dimension, dtype) in enumerate(zip(
-                inputs, marker.attr["dimensions"].list.i, marker.attr["T"].list.type)):
+                inputs, rows_node.attr["dimensions"].list.i, rows_node.attr["T"].list.type)):
             shape = writer.add(f"shape{i}", "Shape", [tensor], T=dtype, out_type=_INT64)
             bounds = [writer.constant(f"{name}{i}", np.array([value]), tensor)
                       for name, value in (("begin", dimension), ("end", dimension + 1), ("stride", 1))]
             counts.append(writer.add(f"count{i}", "StridedSlice", [shape, *bounds], T=_INT64, Index=_INT64,
                                      begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=1))
-        controls = graph_lib.control_inputs(marker)
-        part = writer.add("part", "PoseidonPart", [*counts, *controls], N=len(counts), site=marker.name)
-        writer.nodes[-1].attr["names"].CopyFrom(marker.attr["names"])
+        controls = graph_lib.control_inputs(rows_node)
+        part = writer.add("part", "PoseidonPart", [*counts, *controls], N=len(counts), site=rows_node.name)
+        writer.nodes[-1].attr["names"].CopyFrom(rows_node.attr["names"])
         self._parts[place] = part, f"{part}:1", f"{part}:2"
         return place, part
 
@@ -124,11 +124,11 @@ class RowParts:
         """Brings a PoseidonPart into a loop."""
         frame = place.frame
         if not frame.within(self._home) or frame.outer is None:
-            raise GraphError(f"The inputs with rows ({', '.join(self._written.markers)}) are in a loop, and values "
+            raise GraphError(f"The inputs with rows ({', '.join(self._written.rows_nodes)}) are in a loop, and values "
                              "that are computed from them are needed outside of it.")
-        outer = self.part(frames_lib.Place(frame.outer, place.marker))
+        outer = self.part(frames_lib.Place(frame.outer, place.rows_node))
         types = _INT64, types_pb2.DT_BOOL, types_pb2.DT_BOOL
-        prefix = f"{PREFIX}/{frame.name}" + (f"/{place.marker}" if len(self._written.markers) > 1 else "")
+        prefix = f"{PREFIX}/{frame.name}" + (f"/{place.rows_node}" if len(self._written.rows_nodes) > 1 else "")
         part, contributes, is_first = (
             self._entered(f"{prefix}/{name}", tensor, dtype, frame)
             for name, tensor, dtype in zip(("part", "contributes", "is_first"), outer, types))
@@ -141,17 +141,17 @@ class RowParts:
                                                     is_constant=True, parallel_iterations=iterations)
 
     def checks(self, inputs: Iterable[str], outcome: Outcome, place: frames_lib.Place) -> list[str]:
-        """Writes checks that the inputs of different markers that a node reads have the same number of rows.
+        """Writes checks that the inputs of different PoseidonRows that a node reads have the same number of rows.
 
         Returns:
             Control edges that wait for them.
         """
-        marker = place.marker
-        if len(self._written.markers) == 1 or marker is None or all(takes == WHOLE for takes in outcome.takes):
+        rows_node = place.rows_node
+        if len(self._written.rows_nodes) == 1 or rows_node is None or all(takes == WHOLE for takes in outcome.takes):
             return []
-        others = {other for tensor in inputs if (other := self._written.places[graph_lib.node_of(tensor)].marker)
-                  not in (None, marker) and self._has_rows(tensor)}
-        return [f"^{self._same_rows(place.frame, marker, other)}" for other in sorted(others)]
+        others = {other for tensor in inputs if (other := self._written.places[graph_lib.node_of(tensor)].rows_node)
+                  not in (None, rows_node) and self._has_rows(tensor)}
+        return [f"^{self._same_rows(place.frame, rows_node, other)}" for other in sorted(others)]
 
     def _has_rows(self, tensor: str) -> bool:
         """Whether the size of a tensor depends on rows, or it is an integer that may be their number."""
@@ -160,14 +160,14 @@ class RowParts:
         return self._written.dtype_of(tensor) in (types_pb2.DT_INT32, _INT64) or any(
             size is not None and size.of_rows for size in self._sizes.shape(canonical(tensor)) or ())
 
-    def _same_rows(self, frame: frames_lib.Frame, marker: str, other: str) -> str:
-        """Returns the name of the check that the inputs of two markers have the same number of rows."""
-        first, second = sorted((marker, other))
+    def _same_rows(self, frame: frames_lib.Frame, rows_node: str, other: str) -> str:
+        """Returns the name of the check that the inputs of two PoseidonRows have the same number of rows."""
+        first, second = sorted((rows_node, other))
         key = frame, first, second
         if key not in self._meetings:
             loop = f"/in/{frame.name}" if frame.name else ""
-            writer = self._written.writer(f"{PREFIX}/rows_of/{marker}/and/{other}{loop}", HOST)
-            parts = [self.part(frames_lib.Place(frame, marker_name))[0] for marker_name in (marker, other)]
+            writer = self._written.writer(f"{PREFIX}/rows_of/{rows_node}/and/{other}{loop}", HOST)
+            parts = [self.part(frames_lib.Place(frame, rows_node_name))[0] for rows_node_name in (rows_node, other)]
             bounds = [writer.constant(name, np.array([bound], np.int32), parts[0])
                       for name, bound in (("begin", 0), ("end", 1))]
             strides = writer.constant("stride", np.ones(1, np.int32), parts[0])
@@ -176,13 +176,13 @@ class RowParts:
                     for i, part in enumerate(parts)]
             equal = writer.add("equal", "Equal", rows, T=_INT64)
             text = writer.constant("text", (
-                f"'{_input_of(marker)}' and '{_input_of(other)}' have different numbers of rows: give them the same, "
-                "or name one of them as the same on all ranks with inputs=."), parts[0])
+                f"'{_input_of(rows_node)}' and '{_input_of(other)}' have different numbers of rows: give them the "
+                "same, or name one of them as the same on all ranks with inputs=."), parts[0])
             writer.add("", "Assert", [equal, text, *rows], T=[types_pb2.DT_STRING, _INT64, _INT64], summarize=3)
             self._meetings[key] = writer.nodes[-1].name
         return self._meetings[key]
 
 
-def _input_of(marker: str) -> str:
+def _input_of(rows_node: str) -> str:
     """Returns the name of an input with rows in messages."""
-    return marker.removeprefix(f"{PREFIX}/rows_of/")
+    return rows_node.removeprefix(f"{PREFIX}/rows_of/")

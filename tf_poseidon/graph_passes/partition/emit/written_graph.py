@@ -16,8 +16,8 @@ from tf_poseidon.graph_passes.graph.tensors import canonical
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
-from tf_poseidon.graph_passes.partition.sizes import row_markers
-from tf_poseidon.graph_passes.partition.sizes.row_markers import ROWS
+from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
+from tf_poseidon.graph_passes.partition.sizes.poseidon_rows import ROWS
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
@@ -35,7 +35,7 @@ class WrittenGraph:
         propagated: The `Propagated` states of its tensors.
         renamed: By tensor whose name has changed: its name in the partitioned graph.
         places: By node, its `Place`.
-        markers: The nodes that mark the inputs with rows, by name.
+        rows_nodes: The PoseidonRows of the inputs with rows, by name.
     """
 
     def __init__(self, sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated) -> None:
@@ -44,9 +44,9 @@ class WrittenGraph:
         self.original = sizes.graph
         self.propagated = propagated
         self.renamed: dict[str, str] = {}
-        self.places = {node.name: frames_lib.Place(propagated.frames[node.name], propagated.markers[node.name])
+        self.places = {node.name: frames_lib.Place(propagated.frames[node.name], propagated.rows_nodes[node.name])
                        for node in propagated.ordered}
-        self.markers = {node.name: node for node in row_markers.find(self.original.graph_def)}
+        self.rows_nodes = {node.name: node for node in poseidon_rows.find(self.original.graph_def)}
 
     def elements_of_row(self, tensor: str, dimension: int) -> int | None:
         """Returns how many elements of a dimension belong to one row, None if unknown."""

@@ -25,7 +25,7 @@ from tf_poseidon.graph_passes.partition.case import of_rows
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.propagate import cuts
 from tf_poseidon.graph_passes.partition.propagate.propagation import Propagated
-from tf_poseidon.graph_passes.partition.sizes import row_markers
+from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import HELD
@@ -60,10 +60,10 @@ def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str]
 def _candidates(sizes: Sizes, whole: Propagated) -> dict[str, Outcome]:
     """Returns how nodes run that may divide whole inputs, by name."""
     candidates: dict[str, Outcome] = {}
-    markers = row_markers.find(sizes.graph.graph_def)
-    if len(markers) > 1:  # whole tensors do not say whose number of rows is theirs
+    rows_nodes = poseidon_rows.find(sizes.graph.graph_def)
+    if len(rows_nodes) > 1:  # whole tensors do not say whose number of rows is theirs
         return candidates
-    home = whole.frames[markers[0].name]
+    home = whole.frames[rows_nodes[0].name]
     for node in whole.ordered:
         inputs = sizes.graph.inputs(node)
         if node.op in rules.DIVIDING and whole.frames[node.name].within(home) and all(
@@ -118,7 +118,7 @@ class _Regions:
         self._found = divided
         self._dividing = dividing
         self._inputs = {node.name: sizes.graph.inputs(node) for node in divided.ordered}
-        self._home = divided.frames[row_markers.find(sizes.graph.graph_def)[0].name]
+        self._home = divided.frames[poseidon_rows.find(sizes.graph.graph_def)[0].name]
 
     def that_do_not_pay(self, fetches: Iterable[str]) -> Iterator[str]:
         """Yields the names of the nodes that should not divide; `fetches` are the tensors that must be whole, too."""

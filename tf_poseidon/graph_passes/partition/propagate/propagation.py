@@ -30,9 +30,9 @@ from tf_poseidon.graph_passes.partition.containers import resource_stores as sto
 from tf_poseidon.graph_passes.partition.containers import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.propagate import held_summands as held_lib
 from tf_poseidon.graph_passes.partition.propagate import own_values as own_lib
-from tf_poseidon.graph_passes.partition.propagate import row_inputs as markers_lib
+from tf_poseidon.graph_passes.partition.propagate import row_inputs
 from tf_poseidon.graph_passes.partition.rules import blocks
-from tf_poseidon.graph_passes.partition.sizes import row_markers
+from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import HELD
@@ -77,7 +77,7 @@ class Propagated:
         states: The state in which each tensor is computed, by name, unless it is whole.
         outcomes: The `Outcome` of each node, by name.
         without_rule: Names of nodes that run whole because their op has no rule, or none for its inputs.
-        markers: The PoseidonRows on which each node depends, by name; see `row_inputs.find`.
+        rows_nodes: The PoseidonRows on which each node depends, by name; see `row_inputs.find`.
     """
 
     ordered: list[node_def_pb2.NodeDef]
@@ -85,7 +85,7 @@ class Propagated:
     states: dict[str, State]
     outcomes: dict[str, Outcome]
     without_rule: tuple[str, ...]
-    markers: dict[str, str | None]
+    rows_nodes: dict[str, str | None]
 
 
 class Propagation:
@@ -116,7 +116,7 @@ class Propagation:
         # The outcome of a node that runs whole, as most nodes do.
         self._whole = {node.name: Outcome((WHOLE,) * len(self._inputs[node.name]),
                                           (WHOLE,) * self._outputs[node.name]) for node in self._ordered}
-        self._inner = _home(row_markers.find(self._graph.graph_def), self._frames)
+        self._inner = _home(poseidon_rows.find(self._graph.graph_def), self._frames)
         self._lists = lists_lib.Lists(self._graph)
         self._stores = stores_lib.Stores(self._graph)
         self._with_blocks = True
@@ -161,11 +161,11 @@ class Propagation:
     def _run(self) -> Propagated:
         self._settle()
         while True:
-            markers = markers_lib.find(self._ordered, self._inputs, self.seen, self._outcomes, self._stores)
-            mixing = markers_lib.mixing(self._ordered, self._inputs, self.seen, self._outcomes, markers)
+            rows_nodes = row_inputs.find(self._ordered, self._inputs, self.seen, self._outcomes, self._stores)
+            mixing = row_inputs.mixing(self._ordered, self._inputs, self.seen, self._outcomes, rows_nodes)
             if not mixing:
                 return Propagated(self._ordered, self._frames, self._states, self._outcomes, tuple(self._without_rule),
-                                  markers)
+                                  rows_nodes)
             self._kept_whole |= mixing
             self._settle()
 
@@ -386,7 +386,7 @@ class Propagation:
         # Gathering along another dimension than the first needs the rank.
         can_be_gathered = tensors.dtype_of(node, graph_lib.output_of(tensor)) in GATHERED and (
             state == Rows(0) or self._sizes.shape(tensor) is not None)
-        if can_be_gathered or node.op == row_markers.ROWS or node.name in self._kept_whole:
+        if can_be_gathered or node.op == poseidon_rows.ROWS or node.name in self._kept_whole:
             return False
         self._kept_whole.add(node.name)
         return True
@@ -420,9 +420,9 @@ class Propagation:
         return lists_lib.is_list(tensors.dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor)))
 
 
-def _home(markers: Iterable[node_def_pb2.NodeDef], frames: Mapping[str, frames_lib.Frame]) -> frames_lib.Frame:
+def _home(rows_nodes: Iterable[node_def_pb2.NodeDef], frames: Mapping[str, frames_lib.Frame]) -> frames_lib.Frame:
     """Returns the frame of the inputs with rows."""
-    loops = {frames[node.name]: node.name for node in markers}
+    loops = {frames[node.name]: node.name for node in rows_nodes}
     if len(loops) != 1:
         raise GraphError(
             f"The inputs with rows are in {len(loops)} loops{': ' if loops else ''}{', '.join(loops.values())}; "

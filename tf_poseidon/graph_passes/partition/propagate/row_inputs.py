@@ -1,7 +1,7 @@
 """Finds the inputs with rows on which a tensor depends, if several PoseidonRows have their own numbers of rows.
 
-Requires: the outcomes of a graph. Ensures: tensors that are computed from rows or summands have the marker of these, so
-a rank with a padding row for one input discards the results of that row, and nothing else.
+Requires: the outcomes of a graph. Ensures: tensors that are computed from rows or summands have the PoseidonRows of
+these, so a rank with a padding row for one input discards the results of that row, and nothing else.
 
 Tests: tests/graphs/test_partition_markers.py.
 """
@@ -17,7 +17,7 @@ from tensorflow.core.framework import node_def_pb2
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.containers.resource_stores import Stores
-from tf_poseidon.graph_passes.partition.sizes import row_markers
+from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import State
@@ -26,20 +26,20 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 
 def together(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """Returns a GraphDef in which one PoseidonRows stands for all: their inputs have the same number of rows."""
-    markers = row_markers.find(graph_def)
-    if len(markers) < 2:
+    rows_nodes = poseidon_rows.find(graph_def)
+    if len(rows_nodes) < 2:
         return graph_def
-    joined, moved = type(markers[0])(name=markers[0].name, op=row_markers.ROWS, device=markers[0].device), {}
-    for marker in markers:
-        for i, tensor in enumerate(graph_lib.data_inputs(marker)):
-            name, outputs = f"{marker.name}:{i}", len(joined.input)
+    joined, moved = type(rows_nodes[0])(name=rows_nodes[0].name, op=poseidon_rows.ROWS, device=rows_nodes[0].device), {}
+    for rows_node in rows_nodes:
+        for i, tensor in enumerate(graph_lib.data_inputs(rows_node)):
+            name, outputs = f"{rows_node.name}:{i}", len(joined.input)
             moved[name] = f"{joined.name}:{outputs}" if outputs else joined.name
             joined.input.append(tensor)
         for key in ("dimensions", "names", "T"):
-            joined.attr[key].MergeFrom(marker.attr[key])
-    moved.update({marker.name: moved[f"{marker.name}:0"] for marker in markers},
-                 **{f"^{marker.name}": f"^{joined.name}" for marker in markers})
-    others = (node for node in graph_def.node if node.op != row_markers.ROWS)
+            joined.attr[key].MergeFrom(rows_node.attr[key])
+    moved.update({rows_node.name: moved[f"{rows_node.name}:0"] for rows_node in rows_nodes},
+                 **{f"^{rows_node.name}": f"^{joined.name}" for rows_node in rows_nodes})
+    others = (node for node in graph_def.node if node.op != poseidon_rows.ROWS)
     result = graph_lib.with_nodes(graph_def, [joined, *others])
     for node in result.node:
         node.input[:] = [moved.get(tensor, tensor) for tensor in node.input]
@@ -60,22 +60,22 @@ def find(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[
         outcomes: How each node runs, by name.
         stores: The `resource_stores.Stores` of the graph.
     """
-    markers = {node.name: i for i, node in enumerate(node for node in ordered if node.op == row_markers.ROWS)}
-    if len(markers) == 1:
-        return dict.fromkeys((node.name for node in ordered), next(iter(markers)))
+    rows_nodes = {node.name: i for i, node in enumerate(node for node in ordered if node.op == poseidon_rows.ROWS)}
+    if len(rows_nodes) == 1:
+        return dict.fromkeys((node.name for node in ordered), next(iter(rows_nodes)))
     sources = {}
     for node in ordered:
         by_rows = _cut(inputs[node.name], seen, outcomes[node.name])
         sources[node.name] = [*map(graph_lib.node_of, by_rows or inputs[node.name]), *stores.puts_into_what(node)]
-    markers_of_nodes: dict[str, str | None] = {}
+    rows_of_nodes: dict[str, str | None] = {}
     last_round = None
-    while markers_of_nodes != last_round:  # again, with the values that come back in loops
-        last_round = dict(markers_of_nodes)
+    while rows_of_nodes != last_round:  # again, with the values that come back in loops
+        last_round = dict(rows_of_nodes)
         for node in ordered:
-            markers_of_sources = (markers_of_nodes.get(name) for name in sources[node.name])
-            markers_of_nodes[node.name] = node.name if node.name in markers else min(
-                (name for name in markers_of_sources if name), key=markers.__getitem__, default=None)
-    return markers_of_nodes
+            rows_of_sources = (rows_of_nodes.get(name) for name in sources[node.name])
+            rows_of_nodes[node.name] = node.name if node.name in rows_nodes else min(
+                (name for name in rows_of_sources if name), key=rows_nodes.__getitem__, default=None)
+    return rows_of_nodes
 
 
 def _cut(inputs: Iterable[str], seen: Callable[[str], State], outcome: Outcome) -> list[str]:
@@ -84,17 +84,17 @@ def _cut(inputs: Iterable[str], seen: Callable[[str], State], outcome: Outcome) 
 
 
 def mixing(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[str]], seen: Callable[[str], State],
-           outcomes: Mapping[str, Outcome], markers: Mapping[str, str | None]) -> set[str]:
-    """Returns the names of the nodes that would add summands of different markers: a rank may have rows of only one.
+           outcomes: Mapping[str, Outcome], rows_nodes: Mapping[str, str | None]) -> set[str]:
+    """Returns the names of the nodes that would add summands of different PoseidonRows.
 
-    Held summands are from all ranks.
+    A rank may have rows of only one of them. Held summands are from all ranks.
     """
     names: set[str] = set()
-    if len(set(markers.values())) == 1:
+    if len(set(rows_nodes.values())) == 1:
         return names
     for node in ordered:
         summands = [tensor for tensor in _cut(inputs[node.name], seen, outcomes[node.name])
                     if isinstance(seen(tensor), Partial) and seen(tensor) != HELD]
-        if len({markers[graph_lib.node_of(tensor)] for tensor in summands}) > 1:
+        if len({rows_nodes[graph_lib.node_of(tensor)] for tensor in summands}) > 1:
             names.add(node.name)
     return names

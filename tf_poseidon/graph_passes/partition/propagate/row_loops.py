@@ -32,7 +32,7 @@ from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.containers import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.frames import Frame
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
-from tf_poseidon.graph_passes.partition.sizes import row_markers
+from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -122,12 +122,12 @@ def outcomes(sizes: Sizes, fetches: Iterable[str]) -> dict[str, Outcome]:
         fetches: Names of the tensors or nodes that may be read outside of the graph.
     """
     graph = sizes.graph
-    markers = row_markers.find(graph.graph_def)
-    # Of several markers, each has its own number of rows.
-    if len(markers) != 1 or not any(node.op == "LoopCond" for node in graph.graph_def.node):
+    rows_nodes = poseidon_rows.find(graph.graph_def)
+    # Of several PoseidonRows, each has its own number of rows.
+    if len(rows_nodes) != 1 or not any(node.op == "LoopCond" for node in graph.graph_def.node):
         return {}
     reader = _LoopReader(graph)
-    if reader.frames[markers[0].name] != frames_lib.ROOT:
+    if reader.frames[rows_nodes[0].name] != frames_lib.ROOT:
         return {}
     loops = reader.loops()
     while loops:  # ends, since there are fewer each time

@@ -24,13 +24,14 @@ from tensorflow.core.framework import node_def_pb2
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import inference
+from tf_poseidon.graph_passes.graph import tensors
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition.containers import resource_stores as stores_lib
 from tf_poseidon.graph_passes.partition.containers import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.sizes import inferred_graph
 from tf_poseidon.graph_passes.partition.sizes import known_values
 from tf_poseidon.graph_passes.partition.sizes import list_elements
-from tf_poseidon.graph_passes.partition.sizes import row_markers
+from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.sizes.inferred_graph import InferredGraph
 from tf_poseidon.graph_passes.partition.sizes.row_size import Shape
@@ -175,9 +176,9 @@ def _same(values: Sequence[np.ndarray | None]) -> np.ndarray | None:
 
 def _inference(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> inference.Inference:
     has_known_rows = any(
-        (shape := graph.shape(f"{marker.name}:{i}" if i else marker.name)) is not None and shape[dimension] is not None
-        for marker in row_markers.find(graph.graph_def)
-        for i, dimension in enumerate(marker.attr["dimensions"].list.i))
+        (shape := graph.shape(tensors.tensor_of(rows_node.name, i))) is not None and shape[dimension] is not None
+        for rows_node in poseidon_rows.find(graph.graph_def)
+        for i, dimension in enumerate(rows_node.attr["dimensions"].list.i))
     return inference.Inference(graph, add_shapes, (*lists_lib.TAKES, *stores_lib.TAKES), has_known_rows)
 
 
@@ -187,13 +188,13 @@ def _generic_graphs(graph: graph_lib.Graph,
 
     A small number of rows with which the graph cannot run is left out: one process cannot run it either.
     """
-    markers = frozenset(node.name for node in row_markers.find(graph.graph_def))
+    rows_nodes = frozenset(node.name for node in poseidon_rows.find(graph.graph_def))
 
-    without_rows, infer = row_markers.with_placeholders(graph), _inference(graph, add_shapes)
+    without_rows, infer = poseidon_rows.with_placeholders(graph), _inference(graph, add_shapes)
 
     def make(rows: int, unknown: int | None) -> InferredGraph:
-        inferred = inferred_graph.inferred(row_markers.with_rows(without_rows, graph, rows, unknown), infer)
-        valued = known_values.with_values(InferredGraph(inferred, markers), infer)
+        inferred = inferred_graph.inferred(poseidon_rows.with_rows(without_rows, graph, rows, unknown), infer)
+        valued = known_values.with_values(InferredGraph(inferred, rows_nodes), infer)
         shown = list_elements.with_elements(valued, infer)
         return shown if shown is valued else known_values.with_values(shown, infer)
 

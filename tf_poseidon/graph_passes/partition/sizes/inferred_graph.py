@@ -17,8 +17,8 @@ from tf_poseidon.graph_passes.graph import inference
 from tf_poseidon.graph_passes.partition.containers import resource_stores as stores_lib
 from tf_poseidon.graph_passes.partition.containers import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.sizes import op_values
-from tf_poseidon.graph_passes.partition.sizes import row_markers
-from tf_poseidon.graph_passes.partition.sizes.row_markers import ROWS
+from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
+from tf_poseidon.graph_passes.partition.sizes.poseidon_rows import ROWS
 
 # Values with more elements are not followed.
 _MAX_ELEMENTS = 256
@@ -37,9 +37,9 @@ _UNKNOWN = ("Merge", "NextIteration", "Exit", "Placeholder", "PlaceholderWithDef
 class InferredGraph:
     """The shapes and values of a graph for one number of rows, or for any."""
 
-    def __init__(self, graph: graph_lib.Graph, markers: Collection[str] = ()) -> None:
+    def __init__(self, graph: graph_lib.Graph, rows_nodes: Collection[str] = ()) -> None:
         self.graph = graph
-        self.markers = markers  # names of the PoseidonRows that placeholders replace
+        self.rows_nodes = rows_nodes  # names of the PoseidonRows that placeholders replace
         self._values: dict[str, dict[int, np.ndarray] | None] = {}
         self._lists: lists_lib.Lists | None = None
         self._stores: stores_lib.Stores | None = None
@@ -47,8 +47,8 @@ class InferredGraph:
     def _stands_for(self, tensor: str) -> str:
         """Returns the tensor of this graph with the shape and value of a tensor of the original graph."""
         name = graph_lib.node_of(tensor)
-        if name in self.markers:
-            return row_markers.placeholder(name, graph_lib.output_of(tensor))
+        if name in self.rows_nodes:
+            return poseidon_rows.placeholder(name, graph_lib.output_of(tensor))
         element = element_node(name)
         if element in self.graph.nodes and lists_lib.taken(self.graph.nodes[name]) == tensor:
             return element

@@ -44,7 +44,7 @@ def with_values(generic: InferredGraph, infer: inference.Inference) -> InferredG
             writer = graph_lib.Writer(_valued(tensor))
             writer.constant("", value)
             result.node.extend(writer.nodes)
-        generic = InferredGraph(inferred_graph.inferred(result, infer.of(graph)), generic.markers)
+        generic = InferredGraph(inferred_graph.inferred(result, infer.of(graph)), generic.rows_nodes)
     return generic
 
 

@@ -84,7 +84,7 @@ def _with_guessed_elements(generic: InferredGraph, infer: inference.Inference,
             else:
                 writer.constant("", value.astype(tf.as_dtype(dtype).as_numpy_dtype))
             result.node.extend(writer.nodes)
-        generic = InferredGraph(inferred_graph.inferred(result, infer), generic.markers)
+        generic = InferredGraph(inferred_graph.inferred(result, infer), generic.rows_nodes)
     return generic
 
 

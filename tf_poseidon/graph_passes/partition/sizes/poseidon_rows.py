@@ -16,9 +16,9 @@ def find(graph_def: graph_pb2.GraphDef) -> list[node_def_pb2.NodeDef]:
     return [node for node in graph_def.node if node.op == ROWS]
 
 
-def placeholder(marker: str, output: int) -> str:
+def placeholder(rows_node: str, output: int) -> str:
     """Returns the name of the placeholder that replaces an output of a PoseidonRows while shapes are inferred."""
-    return f"{marker}/generic{output}"
+    return f"{rows_node}/generic{output}"
 
 
 def with_placeholders(graph: graph_lib.Graph) -> graph_pb2.GraphDef:
@@ -27,12 +27,12 @@ def with_placeholders(graph: graph_lib.Graph) -> graph_pb2.GraphDef:
     if graph.graph_def.HasField("library"):
         result.library.CopyFrom(graph.graph_def.library)
     named = {}
-    for marker in find(graph.graph_def):
-        for i, dtype in enumerate(marker.attr["T"].list.type):
-            node = result.node.add(name=placeholder(marker.name, i), op="Placeholder")
+    for rows_node in find(graph.graph_def):
+        for i, dtype in enumerate(rows_node.attr["T"].list.type):
+            node = result.node.add(name=placeholder(rows_node.name, i), op="Placeholder")
             node.attr["dtype"].type = dtype
-            named[f"{marker.name}:{i}"] = node.name
-        named[marker.name] = placeholder(marker.name, 0)
+            named[f"{rows_node.name}:{i}"] = node.name
+        named[rows_node.name] = placeholder(rows_node.name, 0)
     for node in graph.graph_def.node:
         if node.op == ROWS:
             continue
@@ -58,9 +58,9 @@ def with_rows(without_rows: graph_pb2.GraphDef, graph: graph_lib.Graph, rows: in
     result = graph_pb2.GraphDef()
     result.CopyFrom(without_rows)
     placeholders = iter(result.node)
-    for marker in find(graph.graph_def):
-        for i, dimension in enumerate(marker.attr["dimensions"].list.i):
-            shape = graph.shape(f"{marker.name}:{i}" if i else marker.name)
+    for rows_node in find(graph.graph_def):
+        for i, dimension in enumerate(rows_node.attr["dimensions"].list.i):
+            shape = graph.shape(f"{rows_node.name}:{i}" if i else rows_node.name)
             sizes = None if shape is None else [
                 rows if d == dimension else unknown if size is None else size for d, size in enumerate(shape)]
             graph_lib.set_attribute(next(placeholders).attr["shape"], "shape", sizes)
