@@ -263,7 +263,7 @@ def test_rank_that_does_not_contribute_is_left_out(without, ranks_per_node):
 @pytest.mark.parametrize("size, ranks_per_node", [(3, 1), (5, 3)])
 @pytest.mark.parametrize("servers", [(), (0,)])
 @pytest.mark.parametrize("root", [0, 2])
-def test_broadcast(root, servers, size, ranks_per_node):
+def test_all_ranks_get_the_value_of_the_root(root, servers, size, ranks_per_node):
     with job(size, kv_pair_bytes=64 << 10, servers=servers, ranks_per_node=ranks_per_node) as ranks:
         for count in (0, 1, 300_001):
             values = [np.arange(count) * (r + 1) for r in range(size)]

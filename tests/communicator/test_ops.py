@@ -27,7 +27,7 @@ def test_syncs_of_one_function_do_not_wait_for_each_other():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, None), (2, 3)])
-def test_shapes(shape):
+def test_static_shapes_are_inferred(shape):
     @tf.function(input_signature=[tf.TensorSpec(shape)])
     def function(x):
         return ops.sync(x, "s"), ops.all_reduce(x, "a"), ops.broadcast(x, "b")

@@ -68,7 +68,7 @@ def test_rows_of_one_index_are_taken_in_their_order(update, dtype, scatter):
 @pytest.mark.parametrize("indices, updates", [
     (np.arange(3), np.float32(2)), (np.zeros((0,), int), np.zeros((0, COLUMNS), "f4")),
     (np.array([[1, 2], [1, 6]]), np.ones((2, 2, COLUMNS), "f4")), (np.int64(5), np.ones(COLUMNS, "f4"))])
-def test_shapes(scatter, indices, updates):
+def test_indices_of_all_shapes_are_scattered(scatter, indices, updates):
     initial, _, _ = _case("sub", "float32")
     rows = np.broadcast_to(updates, (*indices.shape, COLUMNS)).reshape(-1, COLUMNS)
     found = scatter("sub", initial, indices, updates)
@@ -83,7 +83,7 @@ def test_shapes(scatter, indices, updates):
     ("sub", np.float64(1), [0], np.ones((1, 2)), "params must be at least 1-D, got shape"),
     ("div", np.ones((3, 2)), [0], np.array([[1.0, 0.0]]), "updates must not contain 0"),
 ])
-def test_what_is_refused(update, initial, indices, updates, message):
+def test_indices_and_updates_that_do_not_fit_are_refused(update, initial, indices, updates, message):
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         _of_resource(update, initial, indices, updates)
 

@@ -172,7 +172,7 @@ def test_ranks_of_a_node_combine_on_their_gpus(scheme, shape, leaves, comes_up, 
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_factors(ranks, kernels):
+def test_factors_leave_the_accelerator_in_pieces(ranks, kernels):
     tensors = [[np.arange(rows * columns).reshape(rows, columns) % 7 + rank for columns in (300, 5)]
                for rank, rows in enumerate((100, 0, 64))]
     found = exchange(kernels, tensors, tf.float32, [True] * RANKS, scheme="sfb", form="U V")
@@ -209,7 +209,7 @@ def added_up(indices, values):
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16])
 @pytest.mark.parametrize("contributes", [(True, True, True), (False, True, True)])
 @pytest.mark.parametrize("dense", [None, 0, 1])
-def test_slices(ranks, dtype, contributes, dense, kernels):
+def test_slices_leave_the_accelerator_in_pieces(ranks, dtype, contributes, dense, kernels):
     """`dense` is a rank that sends its gradient dense, which all then do."""
     given = [slices_of(rank, dtype) for rank in range(RANKS)]
 

@@ -19,8 +19,8 @@ import pytest
 import saved_jobs
 import saved_zoo
 from test_drop_in import check_loops
-from test_saved_graphs import step_of
-from test_saved_graphs import what_of
+from test_saved_graphs_are_rewritten_for_horovod import step_of
+from test_saved_graphs_are_rewritten_for_horovod import what_of
 from test_training import BOUND
 
 from tf_poseidon.saved_graphs import rewriting
@@ -80,7 +80,7 @@ def test_gradients_travel_by_horovods_ops(programs):
         assert not [site for site in sites if "kernel" in site or "embeddings" in site and not site.startswith("rows/")]
 
 
-def test_saved_graphs(tmp_path):
+def test_saved_graphs_are_rewritten_for_horovod(tmp_path):
     names = ["sgd", "embedding_by_scatter", "several_steps", "nested_functions", "keras_mixed_precision",
              "v1_control_flow", "graph_def"]
     jobs = {}
@@ -244,6 +244,6 @@ REFUSALS = {
 }
 
 
-def test_what_is_refused(programs):
+def test_options_that_horovod_cannot_have_are_refused(programs):
     for case, message in REFUSALS.items():
         assert f"{case}: {message}" in programs[0], programs[0]

@@ -14,7 +14,7 @@ def test_what_a_user_sees(says, output, seen):
     assert faults.seen(says, output) == seen
 
 
-def test_report():
+def test_the_page_of_faults_has_a_row_for_each():
     rows = [faults.Row("a fault", "somehow", "mpiexec", "boom | bang", 1, 0.25, ""),
             faults.Row("another", "somehow", "horovodrun", "", 0, None, "the status is 0; it printed:\nmuch")]
     page = faults.report(rows)

@@ -27,7 +27,7 @@ def test_killed_job_has_the_bits_of_an_undisturbed_one(killed, tmp_path):
     ("one host", [[1.0], [2.0]], [[1.0], [2.0]], "ranks have no weights, or others than rank 0"),
     ("one host", [[1.0], []], [[1.0], [1.0]], "ranks have no weights, or others than rank 0"),
 ])
-def test_differences(place, found, undisturbed, expected):
+def test_what_differs_after_a_kill_is_named(place, found, undisturbed, expected):
     def arrays(ranks):
         return [[np.array(value) for value in values] for values in ranks]
     assert killing.difference(place, arrays(found), arrays(undisturbed)) == expected
@@ -38,7 +38,7 @@ def test_moments_that_are_not_reached_are_wrong(tmp_path):
     assert found[0].seconds is None and "the rank 5 was not killed at 'after training'" in wrong
 
 
-def test_report():
+def test_the_page_of_kills_counts_them_by_place():
     done = [killing.Kill("tracing", 0, "one host", 2, 0.5, 9), killing.Kill("tracing", 1, "one host", 4, 1.5, 9)]
     page = killing.report(done, ["job 3: other bits"])
     assert "| one host | tracing | 2 | 2, 4 | 1.0 | 1.5 |" in page

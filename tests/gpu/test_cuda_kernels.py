@@ -48,7 +48,7 @@ def emulated(library, request):
 
 
 @pytest.mark.parametrize("seed, case", list(enumerate(outer_product.cases())), ids=str)
-def test_case(emulated, seed, case):
+def test_outer_products_of_all_cases_are_right(emulated, seed, case):
     emulated.c.poseidon_emulate(0, ALL_TILES, 1 + seed % 3, seed)
     outer_product.check(emulated, case, np.random.default_rng(seed))
 
@@ -137,7 +137,7 @@ def test_bits_depend_neither_on_order_nor_blocks(emulated):
     dict(k=-1), dict(m=-1), dict(n=-1), dict(out="tf32"), dict(out="half"),
     dict(factors="float32", out="bfloat16"), dict(factors="tf32", out="tf32"), dict(u=None), dict(v=None),
     dict(result=None), dict(out="weights", momentum=0.5)], ids=str)
-def test_refusals(emulated, change):
+def test_arguments_that_the_kernel_cannot_take_are_refused(emulated, change):
     emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
     case = Case("bfloat16", "bfloat16", 2, 3, 4)
     pointers = dict.fromkeys(("u", "v", "result"), np.zeros(12, np.float32).ctypes.data)
@@ -164,7 +164,7 @@ def test_without_products_factors_are_not_read(emulated, k, alpha):
 
 @pytest.mark.parametrize("case, u, v, result", outer_product.exact_cases(),
                          ids=[str(case) for case, *_ in outer_product.exact_cases()])
-def test_exact_case(emulated, case, u, v, result):
+def test_outer_products_of_special_numbers_are_exact(emulated, case, u, v, result):
     emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
     outer_product.check_exact(emulated, case, u, v, result)
 

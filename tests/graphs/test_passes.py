@@ -156,7 +156,7 @@ def test_same_values(name, policy, alone):
     ("slices_of_large_table", "sparse", "6 slices to 1 others are 192 bytes, at most the 2,400 of"),
     ("slices_of_small_table", "ps", "6 slices to 1 others are 192 bytes, more than the 96 of"),
     ("slices_of_unknown_number", "ps", "the number of rows is not known before the step")])
-def test_slices(name, scheme, reason, alone):
+def test_slices_travel_by_the_cheapest_scheme(name, scheme, reason, alone):
     before = graph_def_of(name)
     result = rewrite(before)
     decision, = result.plan.decisions

@@ -37,7 +37,7 @@ def serialized(path):
     return formats.read(str(path)).graph_def.SerializeToString(deterministic=True)
 
 
-def test_commands(tmp_path):
+def test_rewrite_diff_and_strip_work_on_each_others_files(tmp_path):
     saved = saved_zoo.CASES["keras_clipped"](str(tmp_path))
     out, back, report = tmp_path / "out", tmp_path / "back", tmp_path / "report.json"
     outcome = command("rewrite", saved.path, out, "--workers=4", "--batch_size=16", "--policy=paper",

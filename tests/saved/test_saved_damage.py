@@ -101,7 +101,7 @@ _FILES = {  # by name of the file: (content, or a function of the content of a v
 
 
 @pytest.mark.parametrize("name", _FILES)
-def test_no_saved_graph(name, zoo, tmp_path):
+def test_files_that_hold_no_graph_are_refused(name, zoo, tmp_path):
     content, expected = _FILES[name]
     if isinstance(content, str):
         with open(zoo[content], "rb") as file:

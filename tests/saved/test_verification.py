@@ -11,7 +11,7 @@ from tf_poseidon.saved_graphs.verifying import Verification
     (np.inf, False, ["variable 'w' has values that are not those of one process"]),
     (np.nan, False, ["variable 'w' has values that are not those of one process"]),
     (0.5, True, ["ranks have different bits of variable 'w'"])])
-def test_conclusions(error, differing, failures):
+def test_a_verification_fails_by_its_bounds_and_by_ranks_that_differ(error, differing, failures):
     result = Verification(2, 1, {("variable", "w"): (6, error)}, [("variable", "w")] if differing else [])
     result.failures += result.conclusions()
     assert result.failures == failures

@@ -25,7 +25,7 @@ BENCHMARK = str(pathlib.Path(__file__).resolve().parents[2] / "scripts" / "bench
     ("cifar10_quick", 145_578, 0.0692), ("googlenet", 6_998_552, 9.26), ("inception_v3", 23_817_352, 34.2),
     ("vgg19", 143_667_240, 117.6), ("vgg19_22k", 229_052_817, 118.1), ("resnet50", 25_583_592, 22.9),
     ("resnet152", 60_268_520, 67.5), ("mlp", 25_076_712, 0.142), ("bert_base_head", 24_063_546, 2.86)])
-def test_models(name, parameters, gigaoperations):
+def test_models_have_the_sizes_that_are_published(name, parameters, gigaoperations):
     described = zoo.describe(name)
     assert sum(math.prod(shape) for layer in described for _, shape in layer.weights) == parameters
     assert zoo.operations(name) == pytest.approx(1e9 * gigaoperations, rel=0.01)
@@ -188,6 +188,6 @@ def test_emulated_products_look_at_their_factors():
     ("--json=/nowhere/results.json", "--json=/nowhere/results.json cannot be written (No such file or directory)"),
     ("--timeline=trace.json --system=mwms", "but --system has none of its policies; add poseidon"),
 ])
-def test_refusals(flag, message):
+def test_flags_of_the_benchmark_that_contradict_are_refused(flag, message):
     outcome = launch.run([BENCHMARK, *flag.split()], ranks=0, timeout_s=60)
     assert outcome.status != 0 and message in outcome.output

@@ -168,7 +168,7 @@ def test_links_lose_the_share_that_is_asked_for(able, percent):
     assert not left_by(process.pid)
 
 
-def test_delay(able):
+def test_links_have_the_delay_that_was_asked_for(able):
     process = start("--delay_us", "20000", "--", sys.executable, "-c", ROUND_TRIP)
     stdout, stderr = process.communicate(timeout=20)
     if not os.path.exists("/dev/net/tun"):
@@ -199,7 +199,7 @@ def test_jobs_of_other_libraries(able, tmp_path, peers, hosts, ranks_per_host):
     assert not left_by(process.pid)
 
 
-def test_failure_passes_on(able):
+def test_the_status_of_a_failed_rank_is_that_of_the_cluster(able):
     process = start("--", sys.executable, "-c", "import sys; sys.exit(7)")
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 7, stderr
@@ -255,7 +255,7 @@ def test_refusals_of_launchers(monkeypatch, tmp_path):
         cluster.run(["true"], launcher="horovodrun")
 
 
-def test_refusals(monkeypatch):
+def test_clusters_that_cannot_be_emulated_are_refused(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda tool: None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(SystemExit, match=r"program ip is in none of .*: install iproute2"):

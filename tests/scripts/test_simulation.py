@@ -418,7 +418,7 @@ def test_rebuilding_takes_the_device_from_backpropagation():
     (lambda: simulation.simulate(work_of(ONE), machines(4), inputs.System(), planning.make_plan(
         [ONE], "ps", planning.Cluster(2))), "The plan is for 2 workers, 2 servers, expected 4 workers, 4 servers"),
 ])
-def test_refusals(make, message):
+def test_machines_that_cannot_be_simulated_are_refused(make, message):
     with pytest.raises(PoseidonError, match=message):
         make()
 

@@ -96,7 +96,7 @@ def test_a_pass_that_fails_on_one_rank_costs_speed_only(output):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals(output, name):
+def test_functions_that_cannot_be_distributed_are_refused_by_name(output, name):
     said = [line for line in output.split("\n") if line.startswith(f"{name}: ")]
     assert len(said) == 3, said
     assert all(re.search(REFUSED[name], line) for line in said), said

@@ -200,7 +200,7 @@ def explain(**options):
     (lambda: poseidon.explain(keras.Sequential([keras.Input((8,)), keras.layers.Flatten()]), 8, 4),
      "no trainable variables"),
 ])
-def test_refusals(make, message):
+def test_explain_refuses_models_and_values_by_name(make, message):
     with pytest.raises(poseidon.PoseidonError, match=message):
         make()
 
@@ -210,7 +210,7 @@ def command(*arguments):
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def test_command(tmp_path):
+def test_explain_command_writes_a_page_a_plan_and_predictions(tmp_path):
     model = keras.Sequential([keras.Input((512,)), keras.layers.Dense(512, name="wide"),
                               keras.layers.Dense(3, name="narrow")])
     model.compile("adam", "mse")

@@ -200,7 +200,7 @@ def plan():
     return planning.Plan("sfb", planning.Cluster(2), decisions=decisions)
 
 
-def test_table():
+def test_the_table_has_the_times_of_each_site():
     """On both ranks: 'a' is ready at 7 on rank 0 and at 9 on rank 1, and arrives at 11."""
     lines = [line.split() for line in table_lib.table(two_ranks(), 0, plan()).splitlines()]
     assert " ".join(lines[0]) == ("rank 0 on near, 2 steps, times in ms; clocks of ranks agree within 5e+02 ms; "

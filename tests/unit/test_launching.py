@@ -63,7 +63,7 @@ def test_job_starts_again(mpiexec, tmp_path, monkeypatch, ends, hosts, restarts,
     (1, ("a", "b"), "mpiexec", "1 ranks cannot run on 2 hosts, .* give -n 2 or more, or fewer hosts"),
     (2, ("a", "a"), "mpiexec", "The hosts a, a name one twice"),
     (2, (), "/no/mpiexec", "There is no launcher '/no/mpiexec'; pip install 'mpich>=5', or give --mpiexec")])
-def test_refusals(mpiexec, ranks, hosts, launcher, message):
+def test_launchers_and_hosts_that_cannot_start_a_job_are_refused(mpiexec, ranks, hosts, launcher, message):
     given = mpiexec(0) if launcher == "mpiexec" else launcher
     with pytest.raises(ConfigurationError, match=message):
         launching.run(["train"], ranks, hosts, 0, given)
@@ -101,6 +101,6 @@ def test_job_ends_with_the_command(tmp_path, number, status):
 @pytest.mark.parametrize("arguments, status, message", [
     (["-n", "2"], 2, "there is no program; give run a command"), (["-n", "0", "--", "true"], 2, "expected at least 1"),
     (["--", "sh", "-c", "exit 5"], 5, "the job ended with status 5"), (["--", "true"], 0, "")])
-def test_command(arguments, status, message):
+def test_run_command_ends_with_the_status_of_its_program(arguments, status, message):
     ended = subprocess.run([COMMAND, "run", *arguments], capture_output=True, text=True, timeout=60)
     assert ended.returncode == status and message in ended.stderr, ended.stderr

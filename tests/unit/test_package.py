@@ -110,7 +110,7 @@ def test_launched_size(environment, expected):
     (None, {"PMI_SIZE": "2", "HOROVOD_SIZE": "4"}, r"disagree, HOROVOD_SIZE=4 but PMI_SIZE=2: use one"),
     ("tcp", {}, r"engine='tcp', expected one of horovod, mpi"),
 ])
-def test_launch(engine, environment, expected):
+def test_the_engine_follows_from_the_launcher(engine, environment, expected):
     if isinstance(expected, tuple):
         assert engines.launch(engine, environment) == expected
     else:

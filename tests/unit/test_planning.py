@@ -739,7 +739,7 @@ def test_a_bias_can_be_pinned_by_itself():
     (lambda: planning.Plan.load("/nowhere/plan"), "The plan '/nowhere/plan' cannot be read"),
     (lambda: planning.Plan("ps", CLUSTER, refusal="why").save("plan"), "no plan to save"),
 ])
-def test_refusals(make, message):
+def test_policies_clusters_and_pins_that_are_impossible_are_refused(make, message):
     with pytest.raises(poseidon.PoseidonError, match=message):
         make()
 

@@ -84,7 +84,7 @@ def some(x):
     (ROWS.interleave(lambda x: D.range(x)), EpochOrder.CONTINUED),
     (ROWS.concatenate(ROWS.shuffle(3)), EpochOrder.CONTINUED),
     (D.from_generator(lambda: range(3), output_signature=tf.TensorSpec([], tf.int32)), EpochOrder.CONTINUED)])
-def test_order(dataset, expected):
+def test_the_order_of_epochs_is_known_from_the_dataset(dataset, expected):
     assert order(dataset) is expected
 
 
