@@ -241,12 +241,12 @@ def test_next_one_removes_what_a_killed_one_left(able):
     (["nan"], r"--gbps=nan is not a list of rates"),
     (1000, r"--gbps=1000 is not a list of rates, .*: give one for all hosts or one for each, with"),
     ([], r"--gbps= is not a list of rates")])
-def test_refusals_of_rates(gbps, text):
+def test_rates_that_no_link_has_are_refused(gbps, text):
     with pytest.raises(SystemExit, match=text):
         emulated_cluster.EmulatedCluster(3, gbps)
 
 
-def test_refusals_of_launchers(monkeypatch, tmp_path):
+def test_launchers_that_are_missing_are_refused(monkeypatch, tmp_path):
     cluster = emulated_cluster.EmulatedCluster(2, gbps=1)
     with pytest.raises(ValueError, match=r"'ssh', expected mpiexec, horovodrun, mwms or command"):
         cluster.run(["true"], launcher="ssh")

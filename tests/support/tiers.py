@@ -129,7 +129,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("scripts/test_docs.py::test_saved_graphs", "nightly"),
     ("scripts/test_docs.py::test_tutorial", "nightly"),
     ("scripts/test_emulated_cluster.py::test_bytes_rate_and_status", "rest"),
-    ("scripts/test_emulated_cluster.py::test_clusters_that_cannot_be_emulated_are_refused*", "rest"),
+    ("scripts/test_emulated_cluster.py::test_*_are_refused*", "rest"),
     ("scripts/test_emulated_cluster.py::*", "nightly"),
     ("scripts/test_examples.py::test_digits", "rest"),
     ("scripts/test_examples.py::*", "nightly"),
