@@ -213,7 +213,7 @@ def _make(name, replica, cluster, strategy, libraries):
         comparison = agreement.CommunicatorComparison(runtime.communicator()) if writer.has_to_agree else None
         if suffix == "wide":
             writer = type("Wide", (writer,), {"sums_narrow": False})
-        passes = replica.graph_pass(cluster, POLICIES[kind], (), suffix == "merge", engine=writer,
+        passes = replica.graph_pass(cluster, POLICIES[kind], (), suffix == "merge", writer=writer,
                                     comparison=comparison)
         if suffix == "zeros":
             passes.rewrite = _with_zeros(passes.rewrite)

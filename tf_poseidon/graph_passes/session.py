@@ -91,23 +91,23 @@ class RewriteSession:
         has_to_agree: Whether ranks compare graphs before these run.
     """
 
-    def __init__(self, planner: planning.Planner, engine: type[SiteWriter] = SendReceive, is_foreign: bool = False,
+    def __init__(self, planner: planning.Planner, writer: type[SiteWriter] = SendReceive, is_foreign: bool = False,
                  comparison: TextComparison | None = None) -> None:
         """Makes a session.
 
         Args:
             planner: The planner.
-            engine: The class that writes the ops of the engine.
+            writer: The class that writes the ops of the engine.
             is_foreign: Whether programs synchronise with another library, whose all-reduces are the markers.
             comparison: Compares agreement texts between ranks; None where ranks need not agree.
         """
-        self.planner = dataclasses.replace(planner, schemes=writers.schemes_of(engine))
+        self.planner = dataclasses.replace(planner, schemes=writers.schemes_of(writer))
         self.marker_ops = foreign.OPS if is_foreign else own_markers.OPS
         self.has_to_agree = comparison is not None
         self._comparison = comparison
         self._find = all_markers.FindMarkers(planner.cluster.workers if is_foreign else None)
-        self._match = (casts.FindCasts(), *_MATCH) if engine.sums_narrow else _MATCH
-        self._write = rewrite_lib.Write(engine)
+        self._match = (casts.FindCasts(), *_MATCH) if writer.sums_narrow else _MATCH
+        self._write = rewrite_lib.Write(writer)
         self._plans: dict[str, list[planning.Plan]] = collections.defaultdict(list)  # on which ranks have agreed
         self._refused: dict[str, str] = {}  # why a function has no plan, by digest of its markers
         self._times: collections.Counter[str] = collections.Counter()

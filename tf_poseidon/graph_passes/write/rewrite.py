@@ -29,9 +29,9 @@ from tf_poseidon.graph_passes.write.site_writer import SiteWriter
 class Write(passes.Pass):
     """Writes the graph that follows the plan."""
 
-    def __init__(self, engine: type[SiteWriter] = SendReceive) -> None:
-        """Makes the pass; `engine` is the class that writes the ops of the engine."""
-        self._engine = engine
+    def __init__(self, writer: type[SiteWriter] = SendReceive) -> None:
+        """Makes the pass; `writer` is the class that writes the ops of the engine."""
+        self._writer = writer
 
     def requires(self, training: passes.TrainingGraph) -> str:
         if training.plan is None:
@@ -43,7 +43,7 @@ class Write(passes.Pass):
     def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
         assert training.plan is not None
         plan = plan_lib.of_all_steps(training)
-        rewritten = rewrite(PlannedGraph.of(dataclasses.replace(training, plan=plan)), self._engine)
+        rewritten = rewrite(PlannedGraph.of(dataclasses.replace(training, plan=plan)), self._writer)
         for agree in training_step.nodes_of(rewritten):
             agree.attr["plan"].s = training.plan.agreement_text().encode()
         return dataclasses.replace(training, rewritten=rewritten)
@@ -52,12 +52,12 @@ class Write(passes.Pass):
         return problem_of(training.graph.graph_def, result.rewritten, training.markers)
 
 
-def rewrite(planned: PlannedGraph, engine: type[SiteWriter]) -> graph_pb2.GraphDef:
+def rewrite(planned: PlannedGraph, writer: type[SiteWriter]) -> graph_pb2.GraphDef:
     """Returns the rewritten GraphDef.
 
     Args:
         planned: The `PlannedGraph`.
-        engine: Same as in `Write`.
+        writer: Same as in `Write`.
     """
     graph, plan = planned.training.graph, planned.plan
     nodes: list[node_def_pb2.NodeDef] = []
@@ -67,7 +67,7 @@ def rewrite(planned: PlannedGraph, engine: type[SiteWriter]) -> graph_pb2.GraphD
     for marker in planned.training.markers:
         if marker.bundle is not None:
             bundles.setdefault(marker.node, []).append(marker)
-        site = writers.write(planned, marker, engine)
+        site = writers.write(planned, marker, writer)
         waits |= site.waits
         nodes += site.writer.nodes
         if site.decision.group:

@@ -40,30 +40,30 @@ WRITERS: dict[tuple[type[SiteWriter], str], Callable[[Any], None]] = {
 }
 
 
-def schemes_of(engine: type[SiteWriter]) -> tuple[str, ...]:
-    """Returns the names of the schemes that an engine can carry out."""
-    return tuple(name for name in planning.SCHEMES if any((kind, name) in WRITERS for kind in engine.__mro__))
+def schemes_of(writer: type[SiteWriter]) -> tuple[str, ...]:
+    """Returns the names of the schemes that the engine of a writer can carry out."""
+    return tuple(name for name in planning.SCHEMES if any((kind, name) in WRITERS for kind in writer.__mro__))
 
 
-def write(planned: PlannedGraph, marker: Marker, engine: type[SiteWriter]) -> SiteWriter:
+def write(planned: PlannedGraph, marker: Marker, writer: type[SiteWriter]) -> SiteWriter:
     """Writes the nodes of one site.
 
     Args:
         planned: The `PlannedGraph`.
         marker: The site's marker.
-        engine: The class whose ops replace our own markers; markers of another library are replaced with its ops.
+        writer: The class whose ops replace our own markers; markers of another library are replaced with its ops.
 
     Returns:
         The writer that was used.
     """
-    site = _kind(planned, marker, engine)(planned, marker)
+    site = _kind(planned, marker, writer)(planned, marker)
     way = next(WRITERS[kind, site.decision.scheme] for kind in type(site).__mro__
                if (kind, site.decision.scheme) in WRITERS)
     way(site)
     return site
 
 
-def _kind(planned: PlannedGraph, marker: Marker, engine: type[SiteWriter]) -> type[SiteWriter]:
+def _kind(planned: PlannedGraph, marker: Marker, writer: type[SiteWriter]) -> type[SiteWriter]:
     if not marker.is_foreign:
-        return engine
+        return writer
     return HorovodOps if planned.training.graph.nodes[marker.node].op in foreign.HOROVOD else TensorFlowOps
