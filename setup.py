@@ -50,9 +50,11 @@ OP_FLAGS = ["-Ikernels", *COMMUNICATOR_FLAGS, "-DEIGEN_MAX_ALIGN_BYTES=64", "-D_
 MPI_SOURCES = [f"{COMMUNICATOR}/mpi_transport.cc"]
 COMMUNICATOR_SOURCES = [path for path in relative(ROOT.glob(f"{COMMUNICATOR}/*.cc")) if path not in MPI_SOURCES]
 GPU_SOURCES = relative([*ROOT.glob("kernels/**/*.cu.cc"), *ROOT.glob("kernels/*_gpu.cc")])
+# Of tests and benchmarks, so in the tree alone.
+EMULATION_SOURCES = relative(ROOT.glob("kernels/emulated_*.cc"))
 OP_SOURCES = COMMUNICATOR_SOURCES + [
     path for path in relative([*ROOT.glob("kernels/*.cc"), *ROOT.glob("tf_poseidon/graph_passes/*.cc")])
-    if path not in GPU_SOURCES
+    if path not in GPU_SOURCES + EMULATION_SOURCES
 ]
 
 
@@ -149,7 +151,9 @@ class BuildLibraries(build_ext.build_ext):
         compiler, compile_flags, link_flags, nvcc = (
             self.tensorflow_toolchain(tensorflow) if tensorflow else self.mpi_toolchain())
         command = [*compiler, *COMPILE_FLAGS, *compile_flags]
-        sources = dict.fromkeys([*ext.sources, *(GPU_SOURCES if nvcc else ())], command)
+        is_in_tree = self.inplace or self.editable_mode
+        sources = dict.fromkeys([*ext.sources, *(GPU_SOURCES if nvcc else ()), *(
+            EMULATION_SOURCES if tensorflow and is_in_tree else ())], command)
         sources |= {source: [nvcc, *NVCC_FLAGS] for source in sources if source.endswith(".cu.cc")}
         folders = dict.fromkeys(sources, os.path.join(self.build_temp, ext.name.rpartition(".")[2]))
         # What knows no TensorFlow is compiled once for all.

@@ -21,6 +21,12 @@ for beside in tensorflow-cpu tensorflow; do
   (
     PATH=$folder/$beside/bin
     pip install --quiet "$wheel" "$beside==$series.*"
+    python -c "
+import pathlib, sys
+from tf_poseidon import ops
+libraries = pathlib.Path(ops.__file__).parent.glob('*.so')
+sys.exit('check_wheel: the wheel has the ops of emulated accelerators, which are for tests and benchmarks' if any(
+    b'PoseidonEmulated' in library.read_bytes() for library in libraries) else 0)"
     tf-poseidon doctor
     tf-poseidon selftest
     if [ "$beside" = tensorflow ]; then
