@@ -237,7 +237,7 @@ def test_batches_are_taken_as_many_at_a_time_as_run(monkeypatch, at_a_time, numb
 
     trace = types.SimpleNamespace(unrolled_steps=lambda number: at_a_time, run=run)
     steps = stepping.Steps(types.SimpleNamespace())
-    monkeypatch.setattr(steps, "_trace_of", lambda function, call, results: trace)
+    monkeypatch.setattr(steps, "_trace_of", lambda function, call, form: trace)
     result = steps.run_unrolled(lambda x: x, take, number)
     assert (lengths, result) == (ran, min(number, available) - 1 if available else None)
     assert asked == taken

@@ -89,7 +89,7 @@ class Steps:
             self._own_rows = outer
 
     def run_unrolled(self, function: Callable[..., Any], take: Callable[[int], list[Any]], number: int,
-                     specs: Sequence[tf.TypeSpec] = (), results: tracing.ResultForm = tracing.ResultForm.WHOLE) -> Any:
+                     specs: Sequence[tf.TypeSpec] = (), form: tracing.ResultForm = tracing.ResultForm.WHOLE) -> Any:
         """Runs a step on each of several global batches, outside graphs; several steps at a time if that is possible.
 
         Args:
@@ -97,7 +97,7 @@ class Steps:
             take: Returns that many more batches; fewer, if there are no more.
             number: How many batches to take, and how many there usually are.
             specs: Same as in `calls.Call`.
-            results: What the caller needs of the results.
+            form: What the caller needs of the results.
 
         Returns:
             The results of the last step; None if there is no batch. A `Pending`, if it has to be read.
@@ -111,11 +111,11 @@ class Steps:
                 left += [calls.Call(function, {}, (batch,), {}, specs) for batch in take(wanted - len(left))]
             if not left:
                 break
-            traced = self._trace_of(function, left[0], results)
-            steps = traced.unrolled_steps(number)
+            trace = self._trace_of(function, left[0], form)
+            steps = trace.unrolled_steps(number)
             is_whole = len(left) >= steps and all(call.key == left[0].key for call in left[:steps])
             now = left[:steps if is_whole else 1]
-            result = traced.run([call.tensors for call in now])
+            result = trace.run([call.tensors for call in now])
             left, done = left[len(now):], done + len(now)
         return result
 
@@ -137,21 +137,21 @@ class Steps:
         if function not in self._next:
             self._next[function] = _OnNext(
                 lambda call: self._trace_of(function, call, tracing.ResultForm.READ_LATER), function)
-        concrete, traced = self._next[function].of(iterator, strategy)
-        traced.before()
+        concrete, trace = self._next[function].of(iterator, strategy)
+        trace.before()
         returned, _ = concrete(iterator)
-        return traced.pending(returned, 1)
+        return trace.pending(returned, 1)
 
     def explain(self, error: Exception) -> None:
         """Says in an error that came while these steps ran which of them was partitioned."""
         tracing.explain(error, self._traces.values(), self._job.communicator)
 
     def _trace_of(self, function: Callable[..., Any], call: calls.Call,
-                  results: tracing.ResultForm = tracing.ResultForm.WHOLE) -> tracing.Trace:
-        key = call.key, results
+                  form: tracing.ResultForm = tracing.ResultForm.WHOLE) -> tracing.Trace:
+        key = call.key, form
         if key not in self._traces:
             self._traces[key] = tracing.trace(context.as_step(function), call, self._job, self._replica, self._rows,
-                                              self._trains, self._accumulators, results)
+                                              self._trains, self._accumulators, form)
         return self._traces[key]
 
     def _check_eager_code(self, name: str) -> None:

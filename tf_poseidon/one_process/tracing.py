@@ -159,7 +159,7 @@ def explain(error: Exception, traces: Iterable[Trace], communicator: Communicato
 @garbage.unsearched()
 def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Replica = contextlib.nullcontext,
           rows: int | None = None, trains: bool = True, accumulators: Callable[[], list[tf.Variable]] = list,
-          results: ResultForm = ResultForm.WHOLE) -> Trace:
+          form: ResultForm = ResultForm.WHOLE) -> Trace:
     """Traces a function for a call, and partitions it.
 
     Args:
@@ -171,7 +171,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Rep
         trains: Whether it may train: then ranks compare what it exchanges, and `strategy.plan` shows it.
         accumulators: Called after the function is traced, returns the `tf.Variable`s in which it accumulates
             gradients; these will hold summands.
-        results: What the caller needs of its results.
+        form: What the caller needs of its results.
 
     Returns:
         A `Trace`.
@@ -197,10 +197,10 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Rep
         options = partitioning.PartitionOptions(job.size, job.wire_dtype, job.strict, job.verifier)
         problem, partitioned = "", None
         try:
-            candidates = _read_later(variables) if results is ResultForm.READ_LATER and isinstance(
+            candidates = _read_later(variables) if form is ResultForm.READ_LATER and isinstance(
                 concrete.structured_outputs, dict) else None
             partitioned = partitioning.PartitionedFunction(concrete, options, call.rows() if rows is None else rows,
-                                                           summands, trains, candidates, results is ResultForm.OWN_ROWS)
+                                                           summands, trains, candidates, form is ResultForm.OWN_ROWS)
         except Exception as error:  # whatever goes wrong, the unmodified function computes the same
             problem = f"{type(error).__name__}: {error}"
         text = ["it is not partitioned"] if partitioned is None else [

@@ -258,8 +258,8 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
                 if _needs_keras_function(model, batches):
                     result = function(batches)
                 elif unrolling.applies(model):  # several steps for each call
-                    needed = tracing.ResultForm.WHOLE if loop is None else tracing.ResultForm.READ_LATER
-                    result = unrolling.execute(steps, step, strategy, batches, model.steps_per_execution, needed)
+                    form = tracing.ResultForm.WHOLE if loop is None else tracing.ResultForm.READ_LATER
+                    result = unrolling.execute(steps, step, strategy, batches, model.steps_per_execution, form)
                 elif loop is not None:  # as fit and evaluate usually do
                     result = steps.run_next(step, batches, strategy)
                 else:  # logs are read in each step

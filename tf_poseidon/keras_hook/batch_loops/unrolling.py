@@ -27,7 +27,7 @@ def applies(model: keras.Model) -> bool:
 
 
 def execute(steps: stepping.Steps, step: Any, strategy: tf.distribute.Strategy, iterator: tf.data.Iterator,
-            number: int, needed: tracing.ResultForm) -> Any:
+            number: int, form: tracing.ResultForm) -> Any:
     """Takes batches from an iterator, and runs a step for each; returns the results of the last step.
 
     Args:
@@ -36,7 +36,7 @@ def execute(steps: stepping.Steps, step: Any, strategy: tf.distribute.Strategy, 
         strategy: The `PoseidonStrategy`.
         iterator: The iterator.
         number: The number of batches. Fewer are taken when they end.
-        needed: What the caller needs of the results.
+        form: What the caller needs of the results.
 
     Raises:
         StopIteration: If there are none.
@@ -46,7 +46,7 @@ def execute(steps: stepping.Steps, step: Any, strategy: tf.distribute.Strategy, 
     specs = _joined(calls.without_missing(iterator.element_spec))
     specs = [spec for spec in tf.nest.flatten(specs, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
     with strategy.scope():
-        results = steps.run_unrolled(step, batches.take, number, specs, needed)
+        results = steps.run_unrolled(step, batches.take, number, specs, form)
     # The end of the data is noticed by an execution without batches; an error that all ranks have, after these steps.
     if batches.error is not None and not (batches.taken and isinstance(batches.error, StopIteration)):
         raise batches.error
