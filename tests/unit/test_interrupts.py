@@ -8,6 +8,7 @@ import pytest
 PROGRAM = """
 import os, signal, sys
 from tf_poseidon.commands import cli
+from tf_poseidon.commands import graph_commands
 
 def lost(given):
     try:
@@ -19,7 +20,7 @@ def lost(given):
 signal.signal(signal.SIGUSR1, signal.default_int_handler)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
 lost.__name__ = "diff"
-cli.diff = lost
+graph_commands.diff = lost
 cli.main(["diff", "one", "two"])
 """
 INTERRUPTED = (130, "tf-poseidon diff: interrupted")

@@ -13,7 +13,7 @@ import pytest
 import tf_poseidon as poseidon
 from tf_poseidon import options
 from tf_poseidon import planning
-from tf_poseidon.commands import cli
+from tf_poseidon.commands import arguments
 from tf_poseidon.job import runtime
 from tf_poseidon.saved_graphs import rewriting
 
@@ -117,7 +117,7 @@ def test_who_takes_options_takes_all_of_them():
         "model", "batch_size", "data", "global_batch_norm", "steps_per_execution"}
     documented = set(re.findall("`([a-z_]+)`", rewriting.rewrite_saved_model.__doc__.partition("**options:")[2]))
     assert names(rewriting.SavedGraphOptions) <= documented
-    given = cli._parser().parse_args(["explain", "model.keras", "--batch_size=1", "--workers=2"])
+    given = arguments.parser().parse_args(["explain", "model.keras", "--batch_size=1", "--workers=2"])
     assert names(options.PlanOptions) - {"pins"} <= set(vars(given))
     assert planning.Cluster(**{name: getattr(options.PlanOptions(workers=2), name) for name in names(
         planning.Cluster) & names(options.PlanOptions)}) == options.PlanOptions(workers=2).cluster
