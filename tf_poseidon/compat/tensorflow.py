@@ -59,7 +59,7 @@ _BEGIN_AT_ONCE = (*_BATCHES, *(kind for kind in _KEEP_ROWS if kind != "repeat_op
 TABLE = Table("TensorFlow", supported.TENSORFLOW, (
     f"install 'tensorflow-cpu=={supported.TENSORFLOW_SERIES[-1]}.*', or "
     f"'tensorflow[and-cuda]=={supported.TENSORFLOW_SERIES[-1]}.*' for GPUs"), (
-    # ---- strategies: what `poseidon_strategy.Extended` inherits, and what it overrides ----
+    # ---- strategies: what `extended.Extended` inherits, and what it overrides ----
     Name(_ONE_DEVICE, "OneDeviceExtended", "place variables and steps on the device of this process",
          ("container_strategy", "device")),
     Name(_DISTRIBUTE, "StrategyExtendedV2._container_strategy", "make the context of a step", ("self",)),
