@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tf_poseidon.job import agreement
+from tf_poseidon.one_process import flat_graphs
 from tf_poseidon.one_process import graph_texts
-from tf_poseidon.one_process import partitioning
 
 VARIABLE = tf.Variable([1., 2.])
 SPEC = tf.TensorSpec([None, 2])
@@ -83,7 +83,7 @@ def test_what_differs_is_named(one, other, here, there):
     one, other = concrete(one), concrete(other)
     assert graph_texts.structure(one) != graph_texts.structure(other)
     if here:
-        said = agreement.first_difference(*("\n".join(partitioning.lines_of(each)) for each in (one, other)), 0, 1)
+        said = agreement.first_difference(*("\n".join(flat_graphs.lines_of(each)) for each in (one, other)), 0, 1)
         mine, _, theirs = said.partition(" on rank 0, but ")
         assert here in mine and there in theirs
 

@@ -16,7 +16,6 @@ import functools
 import itertools
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2
 from tensorflow.core.framework import graph_pb2
@@ -30,16 +29,16 @@ from tf_poseidon.graph_passes.find import own_markers
 from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
-from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition import results as results_lib
 from tf_poseidon.graph_passes.partition import unroll as unroll_lib
-from tf_poseidon.graph_passes.partition import variables as variables_lib
-from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.propagate import row_inputs
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.job.verify import Verifier
+from tf_poseidon.one_process import flat_graphs
 from tf_poseidon.one_process import graph_texts
+from tf_poseidon.one_process import late_results
+from tf_poseidon.one_process.flat_graphs import full_name
 from tf_poseidon.ops import sites
 
 # The node of a partitioned function that calls its nodes.
@@ -103,7 +102,7 @@ class _Interface:
             (dtype, tf.TensorShape([None]).concatenate(shape[1:]) if i in own else shape)
             for i, (dtype, shape) in enumerate(self.outputs)))
 
-    def of_step(self, traced: tf.types.experimental.ConcreteFunction, results: "LateResults",
+    def of_step(self, traced: tf.types.experimental.ConcreteFunction, results: late_results.LateResults,
                 graph_def: graph_pb2.GraphDef) -> "_Interface":
         """Returns the interface of a function without its results."""
         left = [tensor for i, tensor in enumerate(traced.graph.outputs) if i not in results.numbers]
@@ -121,10 +120,10 @@ class _Interface:
     def of(cls, traced: tf.types.experimental.ConcreteFunction) -> "_Interface":
         """Returns the interface of a ConcreteFunction."""
         graph = traced.graph
-        captured, names = {id(internal) for _, internal in graph.captures}, _names(graph)
+        captured, names = {id(internal) for _, internal in graph.captures}, flat_graphs.names_of_captures(graph)
         return cls(graph.name,
                    tuple((t.dtype, t.shape, t.op.name) for t in graph.inputs if id(t) not in captured),
-                   tuple((external, _full(names[internal.op.name])) for external, internal in graph.captures),
+                   tuple((external, full_name(names[internal.op.name])) for external, internal in graph.captures),
                    tuple((tensor.dtype, tensor.shape) for tensor in graph.outputs), graph.variables,
                    tuple(operation.name for operation in graph.control_outputs), traced.function_type)
 
@@ -179,7 +178,8 @@ class PartitionedFunction:
             [] if self.results is None else self.results.lines)])
         self._trained = {exchange.site for exchange in self.report.exchanges if exchange.variable}
         self._set_wire_dtype(partitioned.graph_def)
-        self._variables = {sites.variable_path(variable): variable for _, variable in variables_of(traced.graph)}
+        self._variables = {sites.variable_path(variable): variable
+                           for _, variable in flat_graphs.variables_of(traced.graph)}
         self._fetches = partitioned.fetches
         ends = dict.fromkeys([*self._interface.controls, *map(graph_lib.node_of, self._fetches)])
         self._ends = tuple(name for name in ends if name not in self._interface.shared)
@@ -253,7 +253,7 @@ class PartitionedFunction:
         inlines_nodes = self._options.inlines or (self._trains and self._options.verifier is not None)
         with graph.as_default():
             graph.inputs = [tf.compat.v1.placeholder(*argument) for argument in interface.arguments]
-            inputs = {_full(name): tensor for (_, _, name), tensor in zip(interface.arguments, graph.inputs)}
+            inputs = {full_name(name): tensor for (_, _, name), tensor in zip(interface.arguments, graph.inputs)}
             # Captured placeholders carry the dtypes and shapes of the variables, which the ops that read them need.
             inputs |= {name: graph.capture(external) for external, name in interface.captures}
             add = _import if inlines_nodes else functools.partial(_call, interface=interface)
@@ -281,10 +281,10 @@ def _import(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str,
             controls: Iterable[str]) -> tuple[list[tf.Tensor], list[tf.Operation]]:
     """Creates the nodes of a GraphDef in the default graph; returns its fetches, and the operations that always run."""
     tf_compat.define_functions(graph_def.library, graph)
-    imported = _without(graph_def, inputs)
-    read = {_full(tensor) for node in imported.node for tensor in graph_lib.data_inputs(node)}
+    imported = flat_graphs.without_placeholders(graph_def, inputs)
+    read = {full_name(tensor) for node in imported.node for tensor in graph_lib.data_inputs(node)}
     tf.import_graph_def(imported, {name: tensor for name, tensor in inputs.items() if name in read}, name="")
-    return [inputs[_full(fetch)] if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
+    return [inputs[full_name(fetch)] if full_name(fetch) in inputs else graph.get_tensor_by_name(full_name(fetch))
             for fetch in fetches], list(map(graph.get_operation_by_name, controls))
 
 
@@ -312,80 +312,9 @@ def _call(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str, t
     return operation.outputs, [operation]
 
 
-def updated(function: tf.types.experimental.ConcreteFunction) -> list[str]:
-    """Returns a line per variable that a ConcreteFunction updates."""
-    graph_def, _, variables = flat(function)
-    graph = graph_lib.Graph(graph_def)
-    updated = {variables_lib.source(graph, graph.inputs(node)[0]) for node in graph_def.node
-               if node.op.startswith(propagate_lib.UPDATES)}
-    return sorted(f"'{sites.variable_path(v)}' {v.dtype.name}{list(v.shape)}" for name, v in variables.items()
-                  if name in updated)
-
-
-def lines_of(function: tf.types.experimental.ConcreteFunction) -> list[str]:
-    """Returns lines that differ where ConcreteFunctions do: of each node itself, then of each with its inputs."""
-    graph = function.graph
-    graph_def = _renamed(graph.as_graph_def(), _names(graph))
-    return [*graph_texts.lines(graph_def, with_inputs=False), *graph_texts.lines(graph_def)]
-
-
-class LateResults:
-    """What a function returns from variables alone: metrics' results. They are computed when they are read.
-
-    Attributes:
-        held: The variables that hold summands from step to step.
-        variables: The variables from which they are computed.
-        numbers: Which of the function's outputs they are.
-        reads: Names of the nodes by which the function would read these variables.
-        lines: Lines that are the same where they are computed alike.
-    """
-
-    def __init__(self, traced: tf.types.experimental.ConcreteFunction, cut: results_lib.Results,
-                 held: Sequence[tf.Variable], variables: Mapping[str, tf.Variable]) -> None:
-        """Makes results.
-
-        Args:
-            traced: The function's ConcreteFunction.
-            cut: The `results.Results` of its graph.
-            held: The variables that hold summands.
-            variables: The function's variables, by name of their resource.
-        """
-        self.held = tuple(held)
-        sources = sorted(set(cut.reads.values()))
-        self.variables = tuple(variables[source] for source in sources)
-        self.numbers = frozenset(cut.fetches)
-        self.reads = cut.reads.keys()
-        self.lines = graph_texts.lines(cut.graph_def)
-        self._function_type = traced.function_type
-        names = _names(traced.graph)
-        captures = {names[internal.op.name]: external for external, internal in traced.graph.captures}
-        captures = {_full(node.name): captures[node.name] for node in cut.graph_def.node if node.name in captures}
-
-        def compute(*values: tf.Tensor) -> list[tf.Tensor]:
-            by_source = dict(zip(sources, values, strict=True))
-            inputs = {_full(name): by_source[source] for name, source in cut.reads.items()} | captures
-            return tf.import_graph_def(_without(cut.graph_def, inputs), inputs, list(cut.fetches.values()), name="")
-
-        self._compute = tf.function(compute, autograph=False).get_concrete_function(
-            *(tf.TensorSpec(variable.shape, variable.dtype) for variable in self.variables)) if sources else None
-
-    def read(self, values: Sequence[np.ndarray], others: Sequence[tf.Tensor]) -> Any:
-        """Returns what the function does.
-
-        Args:
-            values: The whole values of `variables`.
-            others: What the function itself has returned.
-        """
-        computed = iter(() if self._compute is None else self._compute(*map(tf.constant, values)))
-        rest = iter(others)
-        number = len(self.numbers) + len(others)
-        return self._function_type.pack_output(
-            [next(computed if i in self.numbers else rest) for i in range(number)])
-
-
 def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | None, held: Sequence[tf.Variable],
                  candidates: Sequence[tf.Variable] | None,
-                 keeps_rows: bool) -> tuple[partition_lib.PartitionedGraph, LateResults | None]:
+                 keeps_rows: bool) -> tuple[partition_lib.PartitionedGraph, late_results.LateResults | None]:
     """Returns the `PartitionedGraph` of a ConcreteFunction, and its `LateResults` if they are not part of it.
 
     Args:
@@ -393,10 +322,10 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
         rows: Usual number of rows of a batch, None if unknown.
         held, candidates, keeps_rows: Same as in `PartitionedFunction`.
     """
-    graph_def, outputs, variables = flat(traced)
+    graph_def, outputs, variables = flat_graphs.flat(traced)
     cut = None
     if candidates is not None:
-        names = _names(traced.graph)
+        names = flat_graphs.names_of_captures(traced.graph)
         ends = [*(operation.name for operation in traced.graph.control_outputs),
                 *(names.get(tensor.op.name, tensor.op.name) for tensor in traced.graph.inputs)]
         graph_def, cut = results_lib.cut(graph_def, outputs, ends, _named(variables, candidates), set(names.values()))
@@ -413,65 +342,13 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
         return partitioned, None
     now = [variable for name, variable in variables.items() if name in partitioned.summands
            and not any(variable is held_variable for held_variable in held)]
-    return partitioned, LateResults(traced, cut, now, variables)
+    return partitioned, late_results.LateResults(traced, cut, now, variables)
 
 
 def _named(variables: Mapping[str, tf.Variable], wanted: Iterable[tf.Variable]) -> list[str]:
     """Returns the names of the wanted variables' resources."""
     identities = {id(variable) for variable in wanted}
     return [name for name, variable in variables.items() if id(variable) in identities]
-
-
-def flat(traced: tf.types.experimental.ConcreteFunction) -> tuple[
-        graph_pb2.GraphDef, list[str], dict[str, tf.Variable]]:
-    """Returns (flat GraphDef, names of its outputs, variables by name of their resource) of a ConcreteFunction."""
-    graph = traced.graph
-    names = _names(graph)
-    graph_def = _renamed(graph.as_graph_def(), names)
-    _describe_variables(graph_def, graph.captures, names)
-    outputs = [_full(names.get(tensor.op.name, tensor.name)) for tensor in graph.outputs]
-    controls = [operation.name for operation in graph.control_outputs]
-    inputs = [names.get(tensor.op.name, tensor.op.name) for tensor in graph.inputs]
-    inlined = inline.inline(graph_def, [*outputs, *controls, *inputs])
-    return inlined, outputs, {names[name]: variable for name, variable in variables_of(graph)}
-
-
-def _names(graph: tf.Graph) -> dict[str, str]:
-    """Returns names for captured inputs that are the same on all ranks, unlike TensorFlow's process-wide numbers."""
-    return {internal.op.name: f"capture{i}" for i, (_, internal) in enumerate(graph.captures)}
-
-
-def _renamed(graph_def: graph_pb2.GraphDef, names: Mapping[str, str]) -> graph_pb2.GraphDef:
-    """Returns a GraphDef with renamed placeholders."""
-    for node in graph_def.node:
-        node.name = names.get(node.name, node.name)
-        for i, tensor in enumerate(node.input):
-            name = graph_lib.node_of(tensor)
-            if name in names:
-                node.input[i] = f"^{names[name]}" if graph_lib.is_control(tensor) else names[name]
-        if "_class" in node.attr:
-            del node.attr["_class"]
-    return graph_def
-
-
-def variables_of(graph: tf.Graph) -> list[tuple[str, tf.Variable]]:
-    """Returns (name of its placeholder, variable) per captured variable, in the order of their capture."""
-    by_handle = {id(variable.handle): variable for variable in graph.variables}
-    return [(internal.op.name, by_handle[id(external)]) for external, internal in graph.captures
-            if id(external) in by_handle]
-
-
-def _describe_variables(graph_def: graph_pb2.GraphDef, captures: Iterable[tuple[tf.Tensor, tf.Tensor]],
-                        names: Mapping[str, str]) -> None:
-    """Notes the dtypes and shapes of captured variables, which a GraphDef does not have."""
-    nodes = {node.name: node for node in graph_def.node}
-    for _, internal in captures:
-        described = internal.dtype == tf.resource and tf_compat.handle_data(internal)
-        if described and described.is_set:
-            attributes = nodes[names[internal.op.name]].attr
-            for value in described.shape_and_type:
-                attributes["_handle_dtypes"].list.type.append(value.dtype)
-                attributes["_handle_shapes"].list.shape.append(value.shape)
 
 
 def _verified(markers: Iterable[tf.Operation], verifier: Verifier) -> list[tf.Operation]:
@@ -487,22 +364,3 @@ def _verified(markers: Iterable[tf.Operation], verifier: Verifier) -> list[tf.Op
             verifier.check_gradient(gradient, marker.outputs[0], gradient.shape, site, contributes, is_due)
         checks += [operation for operation in graph.get_operations()[number:] if operation.op_def.is_stateful]
     return checks
-
-
-def _without(graph_def: graph_pb2.GraphDef, inputs: Iterable[str]) -> graph_pb2.GraphDef:
-    """Returns a GraphDef without the placeholders that already exist, and without references to them by name."""
-    names = {name.partition(":")[0] for name in inputs}
-    result = graph_lib.with_nodes(graph_def, [node for node in graph_def.node if node.name not in names])
-    for node in result.node:
-        if any(tensor[1:] in names for tensor in node.input if graph_lib.is_control(tensor)):
-            node.input[:] = [tensor for tensor in node.input
-                             if not (graph_lib.is_control(tensor) and tensor[1:] in names)]
-        if "_class" in node.attr and any(text.decode().removeprefix("loc:@") in names
-                                         for text in node.attr["_class"].list.s):
-            del node.attr["_class"]
-    return result
-
-
-def _full(tensor: str) -> str:
-    """Returns the name of a tensor with the number of its output."""
-    return tensor if ":" in tensor else f"{tensor}:0"

@@ -28,7 +28,9 @@ from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
+from tf_poseidon.one_process import flat_graphs
 from tf_poseidon.one_process import graph_texts
+from tf_poseidon.one_process import late_results
 from tf_poseidon.one_process import partitioning
 from tf_poseidon.one_process import step_verifier
 from tf_poseidon.ops import library
@@ -128,12 +130,12 @@ class Trace:
 class Pending:
     """The results of a step, which are computed when they are read."""
 
-    def __init__(self, results: partitioning.LateResults, others: Sequence[tf.Tensor],
+    def __init__(self, results: late_results.LateResults, others: Sequence[tf.Tensor],
                  held: held_variables.Held) -> None:
         """Makes pending results.
 
         Args:
-            results: The `partitioning.LateResults`.
+            results: The `late_results.LateResults`.
             others: What the step has returned.
             held: The `held_variables.Held` of the job.
         """
@@ -191,7 +193,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Rep
     with tf.init_scope():
         job.new_variables.broadcast()  # of a model that its first step builds
         job.held.add(accumulators())
-        variables = [variable for _, variable in partitioning.variables_of(concrete.graph)]
+        variables = [variable for _, variable in flat_graphs.variables_of(concrete.graph)]
         summands = [variable for variable in variables if job.held.holds(variable)]
         _share([variable for variable in variables if not job.held.holds(variable)], job.communicator, name)
         options = partitioning.PartitionOptions(job.size, job.wire_dtype, job.strict, job.verifier)
@@ -231,7 +233,7 @@ def _read_later(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
 def _step_verifier(function: tf.types.experimental.ConcreteFunction, name: str, job: Job, every: int,
                    held: Sequence[tf.Variable]) -> step_verifier.StepVerifier | None:
     """Returns what compares a partitioned function with that of one process; None, and says so, if nothing can."""
-    flat, _, variables = partitioning.flat(function)
+    flat, _, variables = flat_graphs.flat(function)
     if problem := step_verifier.obstacle(flat, held):
         if job.rank == 0:
             _log.info("verify compares the gradients of '%s' with plain sums, but not the step with one process: %s.",
@@ -252,7 +254,7 @@ def _check_trained(function: tf.types.experimental.ConcreteFunction, communicato
         PoseidonError: On all ranks.
     """
     try:
-        trained = "\n".join(partitioning.updated(function))
+        trained = "\n".join(flat_graphs.updated(function))
     except Exception:  # a function that runs whole need not be understood, and other ranks wait for this one
         trained = None
     unknown = communicator.sum(f"distribute/{name}/unknown", np.array([trained is None], np.int64))[0]
@@ -283,7 +285,7 @@ def _check_same(function: tf.types.experimental.ConcreteFunction, comparison: ag
     difference = comparison.difference(f"distribute/{name}/structure", own)
     if difference is None:  # their names may differ
         return
-    named = comparison.difference(f"distribute/{name}/nodes", "\n".join([*values, *partitioning.lines_of(function)]))
+    named = comparison.difference(f"distribute/{name}/nodes", "\n".join([*values, *flat_graphs.lines_of(function)]))
     raise GraphError(
         f"The function '{name}' is not the same on all ranks: {named or difference}. Make its constants, branches and "
         "layers the same on all ranks: they must not depend on the rank, the time, or what only some hosts have.")
