@@ -138,6 +138,7 @@ class BuildLibraries(build_ext.build_ext):
                      f"'tensorflow-cpu=={NEWEST}.*' first.")
         if "MPICXX" in os.environ:
             check_own_mpi(os.environ["MPICXX"])
+        self.is_in_tree = bool(self.inplace or self.editable_mode)  # setuptools forgets it while it builds
         super().run()
         # What earlier builds for other TensorFlows have left would be installed, too, beside newer Python code.
         built = {pathlib.Path(self.get_ext_fullpath(ext.name)) for ext in self.extensions}
@@ -151,9 +152,8 @@ class BuildLibraries(build_ext.build_ext):
         compiler, compile_flags, link_flags, nvcc = (
             self.tensorflow_toolchain(tensorflow) if tensorflow else self.mpi_toolchain())
         command = [*compiler, *COMPILE_FLAGS, *compile_flags]
-        is_in_tree = self.inplace or self.editable_mode
         sources = dict.fromkeys([*ext.sources, *(GPU_SOURCES if nvcc else ()), *(
-            EMULATION_SOURCES if tensorflow and is_in_tree else ())], command)
+            EMULATION_SOURCES if tensorflow and self.is_in_tree else ())], command)
         sources |= {source: [nvcc, *NVCC_FLAGS] for source in sources if source.endswith(".cu.cc")}
         folders = dict.fromkeys(sources, os.path.join(self.build_temp, ext.name.rpartition(".")[2]))
         # What knows no TensorFlow is compiled once for all.

@@ -131,6 +131,7 @@ class GraphPass:
         """Makes the passes; `log_level` is the level of messages about rewritten graphs."""
         self.session = session
         self.strict = strict
+        self._refusal = ""  # of all graphs
         self._latest: PlannedFunction | None = None
         self._functions: weakref.WeakValueDictionary[int, PlannedFunction] = weakref.WeakValueDictionary()  # by number
         self._log_level = log_level
@@ -144,6 +145,7 @@ class GraphPass:
         if not _plug_in(self._callback, self.session.marker_ops):
             if self.strict:
                 raise ConfigurationError(f"strict=True, but graphs cannot be rewritten: {_NO_PLACE}.")
+            self._refusal = _NO_PLACE
             self._refuse(_NO_PLACE)
 
     @contextlib.contextmanager
@@ -179,8 +181,8 @@ class GraphPass:
             return self._latest
         planner = self.session.planner
         function = PlannedFunction(planner.refusal(
-            "TensorFlow has not run the graph pass; enable Grappler (tf.config.optimizer)") if has_sites else
-            dataclasses.replace(planner.by_policy().plan(()), whole=tuple(whole)))
+            self._refusal or "TensorFlow has not run the graph pass; enable Grappler (tf.config.optimizer)")
+            if has_sites else dataclasses.replace(planner.by_policy().plan(()), whole=tuple(whole)))
         if number >= 0:
             self._functions[number] = function
         self._latest = function
@@ -195,13 +197,13 @@ class GraphPass:
             function.note(plan)
         # What is left over by executions of several steps does not replace them.
         shown = self.plan
-        if shown is None or plan.refusal or plan.steps >= shown.steps or not _same_sites(plan, shown):
+        if number < 0 or shown is None or plan.refusal or plan.steps >= shown.steps or not _same_sites(plan, shown):
             self._latest = function
 
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
         """Returns the rewritten GraphDef, or None to leave the graph unchanged."""
         agree, session = training_step.node_of(graph_def), self.session
-        number = agree.attr["function"].i if agree is not None and "function" in agree.attr else -1
+        number = _number_of(graph_def)
         # Otherwise it only sums, for example, metrics, and a given plan was not made for it.
         trains = agree is not None or session.marker_ops != own_markers.OPS
         try:
@@ -232,17 +234,20 @@ class GraphPass:
 
     def _run(self, data: int, size: int, result: int) -> None:
         """Called by the bridge, graph_passes/grappler_bridge.cc; must not raise."""
+        number = -1
         try:
             graph_def = graph_pb2.GraphDef.FromString(ctypes.string_at(data, size))
+            number = _number_of(graph_def)
             rewritten = self.rewrite(graph_def)
             if rewritten is not None:
                 serialized = rewritten.SerializeToString()
                 library.load()[1].poseidon_set_rewritten(result, serialized, len(serialized))
         except Exception as error:
-            self._refuse(f"{type(error).__name__}: {error}")
+            self._refuse(f"{type(error).__name__}: {error}", number)
 
     def _refuse(self, reason: str, number: int = -1) -> None:
-        is_new = self.plan is None or self.plan.refusal != reason  # TensorFlow tries twice
+        is_new = reason not in self._said  # TensorFlow tries twice, and other functions may be refused for it
+        self._said.add(reason)
         self.note(number, self.session.planner.refusal(reason))
         if is_new and not (self.strict or self.session.planner.given):
             _log.warning("The training graph was not rewritten: it computes the same, but slower. %s",
@@ -256,6 +261,12 @@ class GraphPass:
             if node.op == "PoseidonAgree":
                 node.attr["refusal"].s = encoded(self.session.planner.refusal(reason).refusal)
         return graph_def
+
+
+def _number_of(graph_def: graph_pb2.GraphDef) -> int:
+    """Returns the number that the function of a graph has for `GraphPass.expect`, -1 if it has none."""
+    agree = training_step.node_of(graph_def)
+    return agree.attr["function"].i if agree is not None and "function" in agree.attr else -1
 
 
 def _same_sites(a: planning.Plan, b: planning.Plan) -> bool:

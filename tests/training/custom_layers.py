@@ -183,11 +183,13 @@ class LossOfRows(keras.Model):
 
 
 class SimilarRows(keras.Model):
-    """Predicts how similar the rows of a batch are, so that a row is as long as its batch; and two means."""
+    """Predicts how similar the rows of a batch are, so that a row is as long as its batch; two means; and its inputs."""
 
     def predict_step(self, batch):
-        y = self(keras.utils.unpack_x_y_sample_weight(batch)[0])
-        return {"rows": y, "similar": tf.matmul(y, y, transpose_b=True),
+        x, labels = batch
+        y = self(x)
+        return {"rows": y, "similar": tf.matmul(y, y, transpose_b=True), "inputs": x, "labels": labels,
+                "nothing": y[:, :0],
                 "means": [tf.reduce_mean(y), tf.reduce_mean(y, 0)]}
 
 

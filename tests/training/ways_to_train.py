@@ -276,15 +276,17 @@ def losses_with_additions(strategy):
 
 
 def predictions_as_long_as_a_batch(strategy):
-    """Rows whose sizes differ between steps, and numbers; and executions of several steps."""
+    """Rows whose sizes differ between steps, inputs, texts, and numbers; and executions of several steps."""
     with strategy.scope():
         model = SimilarRows(*dense())
         model.compile()
         of_two_steps = keras.Model(*dense())
         of_two_steps.compile(steps_per_execution=2)
     x, _ = make_data(model)
-    predicted = model.predict(x, batch_size=BATCH, verbose=0)
-    return {"rows": predicted["rows"], "similar": predicted["similar"].to_tensor(),
+    labels = np.array([f"row {i}" for i in range(len(x))])
+    predicted = model.predict(tf.data.Dataset.from_tensor_slices((x, labels)).batch(BATCH), verbose=0)
+    return {"rows": predicted["rows"], "similar": predicted["similar"].to_tensor(), "inputs": predicted["inputs"],
+            "labels": predicted["labels"].astype("S"), "nothing": predicted["nothing"],
             **{f"mean{i}": value for i, value in enumerate(predicted["means"])},
             "of_two_steps": of_two_steps.predict(x, batch_size=BATCH, verbose=0)}
 

@@ -68,7 +68,7 @@ _COUNTED = {
 
 
 def reads_logs_at_end(model: Any) -> bool:
-    """Whether `fit` and `evaluate` take the logs of an epoch from Keras' own method."""
+    """Whether Keras' own method reads the logs of an epoch; a model with its own may read what it likes in loops."""
     owner = next(cls for cls in type(model).__mro__ if "_get_metrics_result_or_logs" in vars(cls))
     return owner.__module__.startswith("keras.")
 

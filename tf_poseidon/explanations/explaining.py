@@ -93,7 +93,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     planner = options_lib.PlanOptions(
         workers=workers, servers=servers, bandwidth_gbps=bandwidth_gbps, latency_us=latency_us, gflops=gflops,
         accelerators=accelerators, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node,
-        gpu_link_gbps=gpu_link_gbps, policy=policy, pins=pins, merge=merge, wire_dtype=wire_dtype).planner()
+        gpu_link_gbps=gpu_link_gbps, policy=policy, pins=dict(pins or {}), merge=merge, wire_dtype=wire_dtype).planner()
     _check_can_be_planned(model)
     # A single worker would synchronise nothing, so its step is partitioned for two.
     options = partitioning.PartitionOptions(max(workers, 2), wire_dtype, inlines=True)

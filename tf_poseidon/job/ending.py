@@ -64,7 +64,7 @@ class Ending:
         if os.getpid() == self._pid and status == 0:
             cause = (f"Rank {self._communicator.rank} on {socket.gethostname()} called os._exit(0) before the job had "
                      "ended; let the program reach its end, or call sys.exit.")
-            print(f"[rank {self._communicator.rank}] The job has ended. {cause}", file=sys.stderr)
+            _say(f"[rank {self._communicator.rank}] The job has ended. {cause}\n")
             flush()
             self._communicator.abort(cause)
             self._end(1)
@@ -81,18 +81,18 @@ class Ending:
         if interrupted:
             # Ctrl-C reaches all ranks; where it happened to interrupt the program says nothing.
             if self._communicator.rank == 0:
-                print("[rank 0] The job was interrupted.", file=sys.stderr)
+                _say("[rank 0] The job was interrupted.\n")
             cause = cause or f"Rank {self._communicator.rank} was interrupted."
         elif cause is None:
             if previous_hook is sys.__excepthook__:
                 # At once: where ranks have an error alike, the first that has printed it ends the others.
-                print(failures.printed(error, trace), end="", file=sys.stderr)
+                _say(failures.printed(error, trace))
             else:
                 previous_hook(kind, error, trace)
             cause = failures.cause(self._communicator.rank, error)
         else:
             # This exception is only the echo of that failure; its own traceback would hide the cause.
-            print(f"[rank {self._communicator.rank}] The job has ended. {cause}", file=sys.stderr)
+            _say(f"[rank {self._communicator.rank}] The job has ended. {cause}\n")
         flush()
         self._communicator.abort(cause)
         if interrupted and self._communicator.rank != 0:
@@ -110,7 +110,7 @@ class Ending:
             self._communicator.goodbye()
             os._exit = self._exit
         except PoseidonError as error:
-            print(f"[rank {self._communicator.rank}] The job has ended. {error}", file=sys.stderr)
+            _say(f"[rank {self._communicator.rank}] The job has ended. {error}\n")
             flush()
             # MPI is not finalized; and with status 0, the launcher would report success.
             self._end(1)
@@ -129,6 +129,12 @@ def report_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
     previous_hook(kind, error, trace)
     flush()
     os._exit(1)
+
+
+def _say(text: str) -> None:
+    """Prints a text at once; other ranks must hear of it also where that is not possible, as on a full disk."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, end="", file=sys.stderr)
 
 
 def flush() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
+import secrets
 from typing import Any
 
 import tensorflow as tf
@@ -44,7 +45,9 @@ from tf_poseidon.ops import sites
 # The node of a partitioned function that calls its nodes.
 NODES = "nodes"
 
-_numbers = itertools.count()  # of the partitioned functions of this process
+# Of the partitioned functions of this process; by another than those in graphs that other processes have saved.
+_numbers = itertools.count()
+_FIRST_NUMBER = secrets.randbits(48)
 _call_numbers = itertools.count()  # of the functions that they call
 
 
@@ -132,7 +135,7 @@ class PartitionedFunction:
     """A function that was partitioned.
 
     Attributes:
-        number: Its number in this process.
+        number: Its number, which no other function has, nor one of another process.
         report: The `report.PartitionReport`.
         results: The `LateResults` of its last step; None if it returns all of them itself.
         agreement_text: The text that must be the same on all ranks before they run it.
@@ -159,7 +162,8 @@ class PartitionedFunction:
         Raises:
             PoseidonError: If it cannot be partitioned.
         """
-        self.number = next(_numbers)
+        in_process = next(_numbers)
+        self.number = _FIRST_NUMBER + in_process
         self._interface = _Interface.of(traced)
         self._options = options
         self._rows = rows
@@ -185,7 +189,7 @@ class PartitionedFunction:
         self._ends = tuple(name for name in ends if name not in self._interface.shared)
         # TensorFlow forgets a function together with the graph that was traced with it, and names some after their
         # contents, so graphs that are traced later use the same names.
-        graph_def = functions_lib.with_own_functions(partitioned.graph_def, f"_partitioned{self.number}")
+        graph_def = functions_lib.with_own_functions(partitioned.graph_def, f"_partitioned{in_process}")
         # As bytes, a graph takes a fraction of the memory.
         self._serialized = graph_def.SerializeToString()
         self._built = {"": self._build(graph_def, "")}

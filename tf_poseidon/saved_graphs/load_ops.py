@@ -5,6 +5,8 @@ Tests: tests/saved/test_saved_graphs.py.
 
 from collections.abc import Iterable
 import typing
+from typing import Any
+from typing import cast
 
 from tf_poseidon import grappler
 from tf_poseidon import options as options_lib
@@ -61,7 +63,7 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
         PoseidonError: If the job cannot be joined, or ranks differ in their packages.
     """
     global _alone
-    options = options_lib.JobOptions(engine, tuple(servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
+    options = options_lib.JobOptions(engine, cast(Any, servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
                                      startup_timeout_s, heartbeat_timeout_s, staging_bytes)
     runtime.check(options, options_lib.TrainingOptions())
     library.load()

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 from typing import Any
+from typing import cast
 
 import tensorflow as tf
 
@@ -125,7 +126,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             plan = planning.Plan.load(plan)
         training = options.TrainingOptions(policy, plan, tuple((pins or {}).items()), cluster, wire_dtype, merge,
                                            strict, global_batch_norm, verify)
-        job_options = options.JobOptions(engine, tuple(servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
+        job_options = options.JobOptions(engine, cast(Any, servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
                                          startup_timeout_s, heartbeat_timeout_s, staging_bytes)
         runtime.check(job_options, training)
         if training.plan or ranks_per_node is None:

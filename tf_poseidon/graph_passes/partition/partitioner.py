@@ -87,13 +87,17 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     summands, given = frozenset(summands) | held_summands.candidates(sizes.graph, candidates), frozenset(summands)
     while True:
         propagated = dividing.propagate(sizes, summands, needed, kept, loops)
+        # What is no rows becomes whole, so that its exchange counts.
+        if missing := [fetch for fetch in own if fetch not in needed
+                       and propagated.states.get(tensors.canonical(fetch)) != states.Rows(0)]:
+            needed += missing
+            continue
         whole = held_summands.made_whole(sizes.graph, propagated.states, propagated.outcomes, (*fetches, *kept)) - given
         if not whole:
             break
         summands -= whole
     writer = graph_writer.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, paths or {}))
-    own = writer.own_fetches(own)
-    nodes, fetched = writer.write(fetches, kept, own)
+    nodes, fetched, of_rows = writer.write(fetches, kept, own)
     for node in nodes:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]
@@ -105,7 +109,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
         tuple(exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
         graph_writer.num_by_rows(propagated), len(propagated.ordered))
     return PartitionedGraph(graph_def, tuple(fetched), report, summands,
-                            frozenset(i for i, fetch in enumerate(fetches) if fetch in own))
+                            frozenset(i for i, fetch in enumerate(fetches) if fetch in of_rows))
 
 
 def _whole(sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated, name: str) -> report_lib.UndividedOp:

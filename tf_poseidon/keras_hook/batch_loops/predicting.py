@@ -90,7 +90,7 @@ def concatenated(original: Callable[..., Any], tensors: Sequence[Any]) -> Any:
         return original([output.tensor for output in outputs])
     values, shapes = _gathered(own, tensors[0].communicator)
     if len(own) == len(outputs) and len({shape[1:] for shape in shapes}) == 1:
-        return original([tf.reshape(values, (-1, *shapes[0][1:]))])
+        return original([tf.reshape(values, (sum(shape[0] for shape in shapes), *shapes[0][1:]))])
     parts = np.split(values, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
     whole = iter([tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)])
     return original([next(whole) if output.is_own else output.tensor for output in outputs])
@@ -116,7 +116,8 @@ def _gathered(tensors: Sequence[tf.Tensor], communicator: Communicator) -> tuple
             f"In step {step + 1} of predict a row has {elements[rank, step]} numbers on rank {rank}, expected "
             f"{elements[0, step]} as on rank 0; return tensors whose shape does not depend on the values of a row.")
     rows = communicator.sum("predict/rows", _row([shape[0] for shape in shapes], communicator))
-    own = np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors])
+    with tf.device("CPU:0"):
+        own = tf.convert_to_tensor(np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors]))
     gathered = ops.all_gather(own, "rows/predict").numpy()
     # By rank and step, where its elements begin in what was gathered, and where they belong.
     sizes = rows * of_row

@@ -1,4 +1,4 @@
-"""When the logs of fit and evaluate are read: metrics are added up over ranks then, and in no other step.
+"""When logs of fit and evaluate, and outputs of predict, are read: ranks add up metrics then, and in no other step.
 
 Reading exchanges, so all ranks read after the same steps: after the last one of an epoch; and before, where rank 0
 shows a progress bar, some times a second. Where a callback may read logs or metrics after a batch, each step exchanges
@@ -41,7 +41,7 @@ class Loop:
 
     Attributes:
         model: The model.
-        phase: "train" or "test".
+        phase: "train", "test" or "predict".
     """
 
     def __init__(self, model: keras.Model, phase: str, communicator: Communicator, is_shown: bool) -> None:
@@ -89,6 +89,11 @@ def loop(model: keras.Model, phase: str, needs: Set[str]) -> contextlib.Abstract
     # Verify mode compares whole variables; a model with its own method may read what it likes.
     is_read = f"logs of {phase}" in needs or job.verifier is not None or not keras_compat.reads_logs_at_end(model)
     return holding(_loop, None if is_read else Loop(model, phase, job.communicator, "show progress" in needs))
+
+
+def no_loop() -> contextlib.AbstractContextManager[None]:
+    """A context in which Keras is in no loop over batches: what a method for one batch returns is for its caller."""
+    return holding(_loop, None)
 
 
 def current(model: keras.Model | None, phase: str) -> Loop | None:

@@ -73,7 +73,7 @@ def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: 
 def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     """Checks the model; then trains, tests or predicts with one global batch, which ranks compare ever less often."""
     strategy, method = check_model(model), original.__name__
-    with _only_thread(model, method):
+    with _only_thread(model, method), reading.no_loop():
         _check_function(model, method)
         strategy.extended.job.held.end()
         calls = _calls.setdefault(model, collections.Counter())

@@ -41,6 +41,8 @@ _BATCH_METHODS = {
     "test": ("on_test_batch_begin", "on_test_batch_end"),
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
+# Other methods that may predict by themselves, where the outputs of a step are the caller's.
+_ALSO_READING = {"train": (), "test": (), "predict": ("on_predict_begin", "on_predict_end")}
 _STOP = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 
 
@@ -63,8 +65,8 @@ def coordinate(callbacks: Any, communicator: Communicator, method: str,
         callbacks = [callback for callback in callbacks if not isinstance(callback, _WRITERS)]
     own_needs = {
         **{phase: any(_acts_on_batches(c, phase, _PASSIVE) for c in callbacks) for phase in _STOP},
-        **{f"logs of {phase}": any(_acts_on_batches(c, phase, _UNSEEING) and not _writes_epochs(c) for c in callbacks)
-           for phase in _STOP},
+        **{f"logs of {phase}": any(_acts_on_batches(c, phase, _UNSEEING, _ALSO_READING[phase])
+                                   and not _writes_epochs(c) for c in callbacks) for phase in _STOP},
         "restore": resuming.has_backup(callbacks),
         "write in epochs": any(getattr(c, "save_freq", "epoch") not in ("epoch", False)
                                for c in callbacks),
@@ -80,7 +82,8 @@ def coordinate(callbacks: Any, communicator: Communicator, method: str,
 def needs_of(callbacks: keras.callbacks.CallbackList | list[keras.callbacks.Callback]) -> Set[str]:
     """Returns what the callbacks of all ranks need, given what `coordinate` has returned.
 
-    Among it are "logs of train", "logs of test": after a batch; and "show progress": of the method that has called it.
+    Among it are "logs of train", "logs of test" and "logs of predict": after a batch; and "show progress": of the method
+    that has called it.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):  # evaluate, called by fit, shows nothing
         return needs_of(callbacks.callbacks) - {"show progress"}
@@ -94,11 +97,12 @@ def _writes_epochs(callback: keras.callbacks.Callback) -> bool:
     return type(callback) in _WRITERS and frequency in ("epoch", False)
 
 
-def _acts_on_batches(callback: keras.callbacks.Callback, phase: str, others: Collection[type]) -> bool:
-    """Whether a callback has a method for batches, unless its class is one of others."""
+def _acts_on_batches(callback: keras.callbacks.Callback, phase: str, others: Collection[type],
+                     also: Collection[str] = ()) -> bool:
+    """Whether a callback has a method for batches, or one of those in `also`, unless its class is one of others."""
     return type(callback) not in others and any(
         getattr(getattr(callback, name), "__func__", None) is not getattr(keras.callbacks.Callback, name)
-        for name in _BATCH_METHODS[phase])
+        for name in (*_BATCH_METHODS[phase], *also))
 
 
 class _Complete(keras.callbacks.Callback):

@@ -87,16 +87,16 @@ class GraphWriter:
         return self._exchanges.taken_from_one(value, dtype, prefix, frame, name)
 
     def write(self, fetches: Iterable[str], kept: Iterable[str] = (),
-              own: Collection[str] = ()) -> tuple[list[node_def_pb2.NodeDef], list[str]]:
+              own: Collection[str] = ()) -> tuple[list[node_def_pb2.NodeDef], list[str], frozenset[str]]:
         """Writes all nodes.
 
         Args:
             fetches: Names of the tensors that are returned, whole unless they are in `own`.
             kept: Names of nodes outside loops whose outputs must be available whole under their names.
-            own: Those of the fetches of which each rank fetches its own rows.
+            own: Those of the fetches of which each rank's own rows suffice.
 
         Returns:
-            (NodeDefs, the names of the fetches in the partitioned graph).
+            (NodeDefs, the names of the fetches in the partitioned graph, those of `own` of which each rank has rows).
         """
         input_nodes = self._before_inputs()
         for node in self._propagated.ordered:
@@ -107,7 +107,8 @@ class GraphWriter:
         for node in self._propagated.ordered:
             if node.name not in self._written.rows_nodes and node.name not in input_nodes:
                 self._write_node(node)
-        fetched = [self._parts.own_rows(fetch) if fetch in own else self._conversions.tensor(fetch, WHOLE)
+        of_rows = self._own_fetches(own)
+        fetched = [self._parts.own_rows(fetch) if fetch in of_rows else self._conversions.tensor(fetch, WHOLE)
                    for fetch in fetches]
         self._exchanges.is_in_step = False
         shown = {name: outputs for name in kept if (outputs := self._shown(name))}
@@ -115,12 +116,13 @@ class GraphWriter:
         nodes = [self._finished(node, names) for node in self._written.nodes]
         if shown:
             nodes = _renamed(nodes, shown, self._graph)
-        return nodes, [_renamed_tensor(fetch, shown) for fetch in fetched]
+        return nodes, [_renamed_tensor(fetch, shown) for fetch in fetched], of_rows
 
-    def own_fetches(self, fetches: Iterable[str]) -> frozenset[str]:
-        """Returns those of some tensors of which each rank has rows, which all ranks, one after the other, have."""
-        return frozenset(fetch for fetch in fetches if self._written.computed_state(fetch) == Rows(0) and not (
-            self._conversions.is_available(fetch)) and self._written.dtype_of(fetch) in propagate_lib.GATHERED)
+    def _own_fetches(self, fetches: Iterable[str]) -> frozenset[str]:
+        """Returns those of some tensors of which each rank alone has rows, which one after the other are all."""
+        return frozenset(fetch for fetch in fetches if self._written.computed_state(fetch) == Rows(0)
+                         and self._written.dtype_of(fetch) in propagate_lib.GATHERED
+                         and not self._conversions.is_available(fetch))
 
     def _shown(self, name: str) -> list[str] | None:
         """Returns the whole outputs of a node, None if they are available under its name, or not at all."""

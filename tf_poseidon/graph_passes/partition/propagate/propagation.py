@@ -172,15 +172,16 @@ class Propagation:
     def _settle(self) -> None:
         """Iterates to a fixed point.
 
-        It ends after `_MOST_PASSES`: the graph is refused then, and its function runs as it was traced. Before, it ends
-        because what is whole grows: a pass asks for another one if it has made something whole for good (a node, a
-        list, a store), has changed a Merge or a store, which becomes whole after `_CHANGES`, or has found a summand
-        that is needed whole, and these are kept after `_CLEARINGS`.
+        It ends after `_MOST_PASSES`, or four for each node: the graph is refused then, and its function runs as it was
+        traced. Before, it ends because what is whole grows: a pass asks for another one if it has made something whole
+        for good (a node, a list, a store), has changed a Merge or a store, which becomes whole after `_CHANGES`, or has
+        found a summand that is needed whole, and these are kept after `_CLEARINGS`.
 
         Raises:
-            GraphError: If there is none after `_MOST_PASSES`.
+            GraphError: If there is none until then.
         """
-        for number in range(_MOST_PASSES):
+        most = max(_MOST_PASSES, 4 * len(self._ordered))
+        for number in range(most):
             forced = len(self._forced)
             if self._pass():
                 # Changed states change the needs. Not forever, since in a loop they may alternate.
@@ -188,8 +189,8 @@ class Propagation:
                     self._forced.clear()
             elif len(self._forced) == forced:
                 return
-        raise GraphError(f"The states of the graph's loops change in each of {_MOST_PASSES} passes over it, expected "
-                         "to settle; please report the program.")
+        raise GraphError(f"The states of the graph's tensors change in each of {most} passes over it, expected to "
+                         "settle; please report the program.")
 
     def _pass(self) -> bool:
         """Finds all states once; returns whether another pass is needed, for loops, lists, stacks or gathers."""

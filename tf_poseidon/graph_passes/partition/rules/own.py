@@ -1,4 +1,4 @@
-"""PoseidonOwn and PoseidonJoin, between which a rank computes from its own rows alone; see `partition/own_values.py`.
+"""PoseidonOwn and PoseidonJoin, between which a rank computes from its own rows alone; see `propagate/own_values.py`.
 
 Tests: tests/graphs/test_partition_own.py.
 """
