@@ -82,8 +82,8 @@ def coordinate(callbacks: Any, communicator: Communicator, method: str,
 def needs_of(callbacks: keras.callbacks.CallbackList | list[keras.callbacks.Callback]) -> Set[str]:
     """Returns what the callbacks of all ranks need, given what `coordinate` has returned.
 
-    Among it are "logs of train", "logs of test" and "logs of predict": after a batch; and "show progress": of the method
-    that has called it.
+    Among it are "logs of train", "logs of test" and "logs of predict": after a batch; and "show progress": of the
+    method that has called it.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):  # evaluate, called by fit, shows nothing
         return needs_of(callbacks.callbacks) - {"show progress"}
