@@ -183,7 +183,7 @@ class LossOfRows(keras.Model):
 
 
 class SimilarRows(keras.Model):
-    """Predicts how similar the rows of a batch are, so that a row is as long as its batch; two means; and its inputs."""
+    """Predicts how similar the rows of a batch are, so that a row is as long as its batch; means; and its inputs."""
 
     def predict_step(self, batch):
         x, labels = batch
