@@ -15,7 +15,7 @@ hangs or dies leaves the others' results. DIRECTORY/gpu_train.json is written, a
     .apart       the same through the host, as ranks of several nodes exchange; otherwise between the ranks' GPUs
 
 --rehearse runs the same on a CPU, where an emulated GPU copies and multiplies: small models, and no rates that say
-anything.
+anything. It needs the tree as `make setup` builds it: wheels have no emulated GPU.
 """
 
 import argparse
