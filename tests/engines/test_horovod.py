@@ -19,8 +19,8 @@ import pytest
 import saved_jobs
 import saved_zoo
 from test_drop_in import check_loops
-from test_saved_graphs_are_rewritten_for_horovod import step_of
-from test_saved_graphs_are_rewritten_for_horovod import what_of
+from test_saved_graphs import step_of
+from test_saved_graphs import what_of
 from test_training import BOUND
 
 from tf_poseidon.saved_graphs import rewriting
