@@ -197,9 +197,9 @@ class PlanOptions:
 
     workers: int | None = None
     servers: int = 0
-    bandwidth_gbps: float = 10.0
-    latency_us: float = 50.0
-    gflops: float = 1000.0
+    bandwidth_gbps: float = planning.Cluster.bandwidth_gbps
+    latency_us: float = planning.Cluster.latency_us
+    gflops: float = planning.Cluster.gflops
     accelerators: bool = False
     ranks_per_node: int = 1
     gpus_per_node: int = 1
