@@ -82,19 +82,20 @@ def stopped_by_one_rank(strategy):
 
 
 def rows_of_predict(strategy):
-    """Measures the rows of predictions that each rank sends: only those that it has computed."""
+    """Measures the rows of predictions that each rank sends: only those that it has computed, once for all steps."""
     with strategy.scope():
         x = keras.Input((3,))
         model = keras.Model(x, keras.layers.Dense(2, kernel_initializer="ones")(x))
     rows = np.arange(3.0 * 96).reshape(96, 3)
-    before = _sent_rows(strategy)
+    before, of_predict = _sent_rows(strategy), _sent_rows(strategy, "rows/predict")
     predicted = model.predict(rows, batch_size=BATCH, verbose=0)
-    return {"right": predicted == rows.sum(1, keepdims=True), "local/sent": _sent_rows(strategy) - before}
+    return {"right": predicted == rows.sum(1, keepdims=True), "local/sent": _sent_rows(strategy) - before,
+            "local/of_predict": _sent_rows(strategy, "rows/predict") - of_predict}
 
 
-def _sent_rows(strategy):
+def _sent_rows(strategy, prefix="rows/"):
     """Returns the bytes of rows that this rank has sent so far."""
-    return sum(site["sent_bytes"] for name, site in strategy.stats()["sites"].items() if name.startswith("rows/"))
+    return sum(site["sent_bytes"] for name, site in strategy.stats()["sites"].items() if name.startswith(prefix))
 
 
 def changed_on_one_rank(strategy):

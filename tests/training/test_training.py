@@ -153,6 +153,7 @@ def test_all_ranks_stop_when_one_does(jobs):
 def test_predict_computes_each_row_once(jobs):
     results = jobs.arrays(case("rows_of_predict"))
     assert all(result["right"].all() for result in results)
+    assert all(result["local/of_predict"] == result["local/sent"] for result in results)  # none in a step
     # Each row has two numbers of eight bytes, and goes to each of the others.
     counts = [int(result["local/sent"]) / (2 * 8 * (RANKS - 1)) for result in results]
     assert sum(counts) == 96 and max(counts) - min(counts) <= 3  # one row in each of 3 batches

@@ -288,7 +288,17 @@ def predictions_as_long_as_a_batch(strategy):
     return {"rows": predicted["rows"], "similar": predicted["similar"].to_tensor(), "inputs": predicted["inputs"],
             "labels": predicted["labels"].astype("S"), "nothing": predicted["nothing"],
             **{f"mean{i}": value for i, value in enumerate(predicted["means"])},
-            "of_two_steps": of_two_steps.predict(x, batch_size=BATCH, verbose=0)}
+            "of_two_steps": of_two_steps.predict(x, batch_size=BATCH, verbose=0),
+            **_predicted_before(of_two_steps, x)}
+
+
+def _predicted_before(model, x):
+    """Returns what a callback has predicted before the loop over batches."""
+    batches = []
+    before = keras.callbacks.LambdaCallback(
+        on_predict_begin=lambda logs: batches.append(model.predict_function([(tf.constant(x[:5]),)])))
+    predicted = model.predict(x, batch_size=BATCH, verbose=0, callbacks=[before])
+    return {"predicted_after": predicted, "predicted_before": batches[0].numpy()}
 
 
 def unusual_predictions(strategy):

@@ -11,10 +11,8 @@ from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
-from tf_poseidon import ops
 from tf_poseidon.errors import JobError
 from tf_poseidon.job import agreement
 from tf_poseidon.job.communicator import Communicator
@@ -106,19 +104,18 @@ def _gathered(tensors: Sequence[tf.Tensor], communicator: Communicator) -> tuple
     Raises:
         JobError: If ranks have different numbers of tensors, or rows of different sizes in one of them.
     """
-    agreement.check_steps(communicator.sum("predict/steps", _row(len(tensors), communicator))[:, 0])
+    agreement.check_steps(communicator.gather("predict/steps", [[len(tensors)]])[:, 0])
     shapes = [tuple(tensor.shape) for tensor in tensors]
     of_row = [math.prod(shape[1:]) for shape in shapes]
-    elements = communicator.sum("predict/elements", _row(of_row, communicator))
+    elements = communicator.gather("predict/elements", [of_row])
     if (elements != elements[0]).any():
         rank, step = map(int, np.argwhere(elements != elements[0])[0])
         raise JobError(
             f"In step {step + 1} of predict a row has {elements[rank, step]} numbers on rank {rank}, expected "
             f"{elements[0, step]} as on rank 0; return tensors whose shape does not depend on the values of a row.")
-    rows = communicator.sum("predict/rows", _row([shape[0] for shape in shapes], communicator))
-    with tf.device("CPU:0"):
-        own = tf.convert_to_tensor(np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors]))
-    gathered = ops.all_gather(own, "rows/predict").numpy()
+    rows = communicator.gather("predict/rows", [[shape[0] for shape in shapes]])
+    own = np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors])
+    gathered = communicator.gather("rows/predict", own.reshape(-1, 1)).reshape(-1)
     # By rank and step, where its elements begin in what was gathered, and where they belong.
     sizes = rows * of_row
     begins = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape)
@@ -128,10 +125,3 @@ def _gathered(tensors: Sequence[tf.Tensor], communicator: Communicator) -> tuple
         begin, place, size = begins[rank, step], places[rank, step], sizes[rank, step]
         values[place:place + size] = gathered[begin:begin + size]
     return values, [(int(number), *shape[1:]) for number, shape in zip(rows.sum(0), shapes, strict=True)]
-
-
-def _row(values: npt.ArrayLike, communicator: Communicator) -> np.ndarray:
-    """Returns a matrix with a row of integers for each rank, of which that of this rank is set."""
-    matrix = np.zeros((communicator.size, np.size(values)), np.int64)
-    matrix[communicator.rank] = values
-    return matrix

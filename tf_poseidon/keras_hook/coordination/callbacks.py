@@ -41,8 +41,8 @@ _BATCH_METHODS = {
     "test": ("on_test_batch_begin", "on_test_batch_end"),
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
-# Other methods that may predict by themselves, where the outputs of a step are the caller's.
-_ALSO_READING = {"train": (), "test": (), "predict": ("on_predict_begin", "on_predict_end")}
+# Other methods in which a callback may run the steps of a phase, whose outputs are its own then.
+_AROUND_BATCHES = {"predict": ("on_predict_begin", "on_predict_end")}
 _STOP = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 
 
@@ -65,7 +65,7 @@ def coordinate(callbacks: Any, communicator: Communicator, method: str,
         callbacks = [callback for callback in callbacks if not isinstance(callback, _WRITERS)]
     own_needs = {
         **{phase: any(_acts_on_batches(c, phase, _PASSIVE) for c in callbacks) for phase in _STOP},
-        **{f"logs of {phase}": any(_acts_on_batches(c, phase, _UNSEEING, _ALSO_READING[phase])
+        **{f"logs of {phase}": any(_acts_on_batches(c, phase, _UNSEEING, _AROUND_BATCHES.get(phase, ()))
                                    and not _writes_epochs(c) for c in callbacks) for phase in _STOP},
         "restore": resuming.has_backup(callbacks),
         "write in epochs": any(getattr(c, "save_freq", "epoch") not in ("epoch", False)
