@@ -99,41 +99,41 @@ wheel:
 bench: horovod
 	mkdir -p docs/results
 	for ranks in 2 4; do \
-	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/benchmarks/bench_sync.py --peers= \
+	  $(BIN)/mpiexec -n $$ranks $(BIN)/python -m evaluation.benchmarks.bench_sync --peers= \
 	    --json docs/results/bench_sync_$$ranks.json || exit 1; done
-	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/benchmarks/bench_sync.py \
+	$(BIN)/mpiexec -n 4 $(BIN)/python -m evaluation.benchmarks.bench_sync \
 	  --json docs/results/bench_sync_peers_4.json
-	test $$(id -u) != 0 || $(BIN)/python scripts/benchmarks/emulated_cluster.py --hosts 2 --ranks_per_host 2 -- \
-	  $(BIN)/python scripts/benchmarks/bench_sync.py --peers= --json docs/results/bench_sync_2x2.json
-	test $$(id -u) != 0 || $(BIN)/python scripts/benchmarks/emulated_cluster.py --hosts 2 --ranks_per_host 2 -- \
-	  $(BIN)/python scripts/benchmarks/bench_sync.py --peers= --ranks_per_node=1 \
+	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 2 --ranks_per_host 2 -- \
+	  $(BIN)/python -m evaluation.benchmarks.bench_sync --peers= --json docs/results/bench_sync_2x2.json
+	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 2 --ranks_per_host 2 -- \
+	  $(BIN)/python -m evaluation.benchmarks.bench_sync --peers= --ranks_per_node=1 \
 	  --json docs/results/bench_sync_2x2_apart.json
-	$(BIN)/mpiexec -n 2 $(BIN)/python scripts/benchmarks/bench_partition.py --json docs/results/bench_partition.json
+	$(BIN)/mpiexec -n 2 $(BIN)/python -m evaluation.benchmarks.bench_partition --json docs/results/bench_partition.json
 	for ranks in 2 4; do \
-	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/benchmarks/bench_slices.py \
+	  $(BIN)/mpiexec -n $$ranks $(BIN)/python -m evaluation.benchmarks.bench_slices \
 	    --json docs/results/bench_slices_$$ranks.json || exit 1; done
-	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/benchmarks/benchmark.py --system $(COMPUTED) \
+	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/benchmark.py --system $(COMPUTED) \
 	  --json docs/results/benchmark_loopback.json
-	test $$(id -u) != 0 || $(BIN)/python scripts/benchmarks/emulated_cluster.py --hosts 4 --gbps 1 -- \
-	  $(BIN)/python scripts/benchmarks/benchmark.py --system $(COMPUTED) --json docs/results/benchmark_1gbps.json
-	test $$(id -u) != 0 || $(BIN)/python scripts/benchmarks/bench_emulated.py --again
-	test $$(id -u) != 0 || for part in overlap bytes; do $(BIN)/python scripts/benchmarks/bench_emulated.py --again \
+	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
+	  $(BIN)/python scripts/benchmark.py --system $(COMPUTED) --json docs/results/benchmark_1gbps.json
+	test $$(id -u) != 0 || $(BIN)/python -m evaluation.comparisons.bench_emulated --again
+	test $$(id -u) != 0 || for part in overlap bytes; do $(BIN)/python -m evaluation.comparisons.bench_emulated --again \
 	  --parts $$part --json docs/results/$$part.json || exit 1; done
-	$(BIN)/mpiexec -n 2 $(BIN)/python scripts/benchmarks/bench_zeros.py --json docs/results/bench_zeros.json
-	$(BIN)/python scripts/benchmarks/bench_overhead.py --json docs/results/bench_overhead.json
-	$(BIN)/python scripts/benchmarks/bench_first_step.py --json docs/results/bench_first_step.json
-	$(BIN)/python scripts/benchmarks/bench_outer_product.py --json docs/results/bench_outer_product.json
-	$(BIN)/python scripts/benchmarks/bench_rewrite.py --json docs/results/bench_rewrite.json
+	$(BIN)/mpiexec -n 2 $(BIN)/python -m evaluation.benchmarks.bench_zeros --json docs/results/bench_zeros.json
+	$(BIN)/python -m evaluation.benchmarks.bench_overhead --json docs/results/bench_overhead.json
+	$(BIN)/python -m evaluation.benchmarks.bench_first_step --json docs/results/bench_first_step.json
+	$(BIN)/python -m evaluation.benchmarks.bench_outer_product --json docs/results/bench_outer_product.json
+	$(BIN)/python -m evaluation.benchmarks.bench_rewrite --json docs/results/bench_rewrite.json
 
 faults: horovod
-	$(BIN)/python scripts/faults/faults.py --markdown docs/results/faults.md
-	$(BIN)/python scripts/faults/kills.py --markdown docs/results/kills.md
+	$(BIN)/python -m evaluation.faults.faults --markdown docs/results/faults.md
+	$(BIN)/python -m evaluation.faults.kills --markdown docs/results/kills.md
 
 long: setup
-	$(BIN)/mpiexec -n 2 $(BIN)/python scripts/faults/long_runs.py --markdown docs/results/long_runs.md
+	$(BIN)/mpiexec -n 2 $(BIN)/python -m evaluation.faults.long_runs --markdown docs/results/long_runs.md
 
 paper: setup
-	$(BIN)/python scripts/paper/tables.py
+	$(BIN)/python -m evaluation.paper.tables
 
 clean:
 	rm -rf build dist *.egg-info $(VENV)

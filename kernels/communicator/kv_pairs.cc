@@ -1,4 +1,4 @@
-// Cuts tensors into KV pairs and spreads these over the servers. scripts/simulation/transfers.py cuts alike:
+// Cuts tensors into KV pairs and spreads these over the servers. evaluation/simulation/transfers.py cuts alike:
 // tests/native/kv_pairs.csv holds both to that.
 //
 // Tests: tests/native/kv_pairs_test.cc.

@@ -1,4 +1,4 @@
-// One thread converts one element, by the arithmetic of the host. On a GPU, scripts/gpu_train.py runs it.
+// One thread converts one element, by the arithmetic of the host. On a GPU, evaluation/gpu/gpu_train.py runs it.
 //
 // Tests: tests/gpu/test_cuda_kernels.py.
 

@@ -1,4 +1,4 @@
-"""What nvcc is told of outer_product.cu.cc, whoever compiles it: setup.py, and scripts/gpu_check.py."""
+"""What nvcc is told of outer_product.cu.cc, whoever compiles it: setup.py, and evaluation/gpu/gpu_check.py."""
 
 # Compute capabilities that get machine code: Ampere and Ada (8.x), Hopper with the instructions that no other GPU has,
 # and Blackwell of data centres (10.x).

@@ -1,5 +1,5 @@
 // One thread adds up a column, of all rows or of those in a list: neighbours read neighbours, and the order is that of
-// the CPU. On a GPU, scripts/gpu_train.py runs both.
+// the CPU. On a GPU, evaluation/gpu/gpu_train.py runs both.
 //
 // Tests: tests/graphs/test_placement.py.
 

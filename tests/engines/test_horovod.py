@@ -10,7 +10,6 @@ import pathlib
 import pickle
 import re
 
-import fault_table
 from jobs import assert_same_as_one_process
 from jobs import Case
 import launch
@@ -23,6 +22,7 @@ from test_saved_graphs import step_of
 from test_saved_graphs import what_of
 from test_training import BOUND
 
+from evaluation.faults import fault_table
 from tf_poseidon.saved_graphs import rewriting
 
 if importlib.util.find_spec("horovod") is None and not os.environ.get("CI"):
@@ -40,7 +40,7 @@ def cells(is_full):
             for launcher, policy in WAYS[:4 if is_full else 2] for cell in CELLS]
 
 
-# Programs of scripts/faults/fault_table.py that are run by default.
+# Programs of evaluation/faults/fault_table.py that are run by default.
 FAULTS = {("raise_on_rank_1",), ("receive_signal_on_rank_1", "SIGKILL"), ("stall_on_rank_1", "sfb")}
 
 

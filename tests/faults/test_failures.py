@@ -2,9 +2,10 @@
 
 import re
 
-import fault_table
 import launch
 import pytest
+
+from evaluation.faults import fault_table
 
 
 def test_job_ends_well_when_all_ranks_reach_the_end():

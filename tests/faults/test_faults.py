@@ -1,8 +1,9 @@
 """The table of faults: what a line of it shows, and what its file says."""
 
-import fault_table
-import faults
 import pytest
+
+from evaluation.faults import fault_table
+from evaluation.faults import faults
 
 
 @pytest.mark.parametrize("says, output, seen", [

@@ -1,18 +1,17 @@
-"""Hosts that vanish, and links that are down for a while; scripts/faults/faults.py breaks more."""
+"""Hosts that vanish, and links that are down for a while; evaluation/faults/faults.py breaks more."""
 
-import pathlib
 import subprocess
-import sys
 
-import faults
-import hosts
 import numpy as np
 import pytest
+
+from evaluation import modules
+from evaluation.faults import hosts
 
 
 def test_job_ends_or_goes_on_as_it_must(able):
     done = subprocess.run(
-        [sys.executable, pathlib.Path(faults.__file__), "--kinds=hosts", "--only=a host vanishes$|flaps"], text=True,
+        [*modules.command("faults.faults"), "--kinds=hosts", "--only=a host vanishes$|flaps"], text=True,
         capture_output=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split(" after ")[0] for line in done.stdout.splitlines()] == [

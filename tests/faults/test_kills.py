@@ -1,8 +1,9 @@
-"""A job that is killed in every start ends with the bits of one that was not: scripts/faults/kills.py."""
+"""A job that is killed in every start ends with the bits of one that was not: evaluation/faults/kills.py."""
 
-import killing
 import numpy as np
 import pytest
+
+from evaluation.faults import killing
 
 RANKS = 2
 

@@ -1,12 +1,12 @@
-"""What scripts/faults/long_runs.py calls growth; and that names of exchanges do not grow with new models."""
+"""What evaluation/faults/long_runs.py calls growth; and that names of exchanges do not grow with new models."""
 
-import pathlib
 import subprocess
-import sys
 
 import launch
-import long_runs
 import pytest
+
+from evaluation import modules
+from evaluation.faults import long_runs
 
 FLAT = long_runs.Resources(500.0, 30, 10, 46, 1000)
 
@@ -22,7 +22,7 @@ def test_growth_of_the_second_half(changes, problem):
 def test_new_models_add_no_names_descriptors_or_threads(tmp_path):
     report = tmp_path / "report.md"
     done = subprocess.run(
-        [launch.mpiexec(), "-n", "2", sys.executable, pathlib.Path(long_runs.__file__), "--steps=400", "--fits=10",
+        [launch.mpiexec(), "-n", "2", *modules.command("faults.long_runs"), "--steps=400", "--fits=10",
          f"--markdown={report}"], text=True, capture_output=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| 10 fits |" in report.read_text() and "No second half adds" in report.read_text()

@@ -1,7 +1,7 @@
 """The CUDA kernels without a GPU: compiled for all supported GPUs, and run on an emulated one.
 
 The emulation (emulated_gpu.cc) runs the index arithmetic of kernels/cuda/block.h, not the
-instructions of a GPU; those are for scripts/gpu_check.py, with the same cases.
+instructions of a GPU; those are for evaluation/gpu/gpu_check.py, with the same cases.
 """
 
 import collections
@@ -16,12 +16,13 @@ import runpy
 import subprocess
 import time
 
-import gpu_check
-import gpu_cublas
-import gpu_outer_product as outer_product
-from gpu_outer_product import Case
 import numpy as np
 import pytest
+
+from evaluation.gpu import gpu_check
+from evaluation.gpu import gpu_cublas
+from evaluation.gpu import gpu_outer_product as outer_product
+from evaluation.gpu.gpu_outer_product import Case
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ALL_TILES = 2 ** 62

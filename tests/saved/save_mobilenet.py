@@ -1,12 +1,10 @@
 """Saves a training step of a small MobileNetV2, as the benchmark does: save_mobilenet.py DIRECTORY."""
 
-import pathlib
 import sys
 
 import keras
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"))
-import bench_rewrite
+from evaluation.benchmarks import bench_rewrite
 
 if __name__ == "__main__":
     keras.utils.set_random_seed(0)

@@ -6,18 +6,18 @@ import math
 import pathlib
 import time
 
-import emulation
 import launch
 import numpy as np
-import profiles
 import pytest
-import systems
 import tensorflow as tf
-import zoo
 
+from evaluation.comparisons import systems
+from evaluation.workloads import emulation
+from evaluation.workloads import profiles
+from evaluation.workloads import zoo
 from tf_poseidon.ops import library
 
-BENCHMARK = str(pathlib.Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" / "benchmark.py")
+BENCHMARK = str(pathlib.Path(__file__).resolve().parents[2] / "scripts" / "benchmark.py")
 
 
 @pytest.mark.parametrize("name, parameters, gigaoperations", [

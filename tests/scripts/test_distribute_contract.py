@@ -1,14 +1,12 @@
 """How results of tf.distribute's strategies and of ours are compared; and a few of the checks."""
 
-import pathlib
 import subprocess
-import sys
 
-import contract_differences
-import contract_outcomes
 import pytest
 
-SCRIPT = pathlib.Path(contract_outcomes.__file__).with_name("distribute_contract.py")
+from evaluation import modules
+from evaluation.suites import contract_differences
+from evaluation.suites import contract_outcomes
 
 
 @pytest.mark.parametrize("expected, found, is_same", [
@@ -56,7 +54,7 @@ def test_report_has_every_difference(one_difference):
 def test_checks_run_under_all_strategies(tmp_path):
     checks = ("all_reduce/all_reduce_by_another_name", "reduce/reduce_scalars[[]*", "variables/mean_of_integers*",
               "variables/synchronization_none", "interfaces/files[[]should_checkpoint]")
-    ended = subprocess.run([sys.executable, SCRIPT, f"--checks={','.join(checks)}",
+    ended = subprocess.run([*modules.command("suites.distribute_contract"), f"--checks={','.join(checks)}",
                             f"--markdown={tmp_path / 'page.md'}"], capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.startswith("18 comparisons: 17 equal, 1 different")

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import sysconfig
 
-import emulated_cluster
 import host_emulation
 import launch
 import pytest
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" / "emulated_cluster.py"
+from evaluation.clusters import emulated_cluster
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "emulated_cluster.py"
 MEGABYTES = 2
 # Ranks 0 and 1 are connected.
 CONNECT = """

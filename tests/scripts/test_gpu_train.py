@@ -1,14 +1,15 @@
-"""scripts/gpu_train.py, rehearsed where there is no GPU, and what it takes to be wrong."""
+"""evaluation/gpu/gpu_train.py, rehearsed where there is no GPU, and what it takes to be wrong."""
 
 import json
-import pathlib
 import subprocess
 import sys
 
-import gpu_train
 import pytest
 
-SCRIPT = pathlib.Path(gpu_train.__file__)
+from evaluation import modules
+from evaluation.gpu import gpu_train
+
+SCRIPT = modules.ROOT / "scripts" / "gpu_train.py"
 
 
 def test_rehearsal(tmp_path):
@@ -55,6 +56,7 @@ def test_a_part_that_hangs_leaves_the_others(tmp_path, monkeypatch, capsys):
     script = tmp_path / "hangs.py"
     script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
     monkeypatch.setattr(gpu_train, "PARTS", {"alone": ([str(script)], 1, 0.5), "rates": (["absent.py"], 1, 10)})
+    monkeypatch.setattr(gpu_train.modules, "command", lambda script: [sys.executable, script])
     monkeypatch.setattr(sys, "argv", ["gpu_train.py", "--out", str(tmp_path), "--parts=alone,rates"])
     assert gpu_train.main() == 1
     parts = json.loads((tmp_path / "gpu_train.json").read_text())["parts"]

@@ -3,13 +3,14 @@
 import importlib.util
 import os
 
-import horovod_differences
-import horovod_examples
-import horovod_outcomes
-from horovod_outcomes import Result
-import horovod_runs
 import numpy as np
 import pytest
+
+from evaluation.suites import horovod_differences
+from evaluation.suites import horovod_examples
+from evaluation.suites import horovod_outcomes
+from evaluation.suites import horovod_runs
+from evaluation.suites.horovod_outcomes import Result
 
 needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None and not os.environ.get("CI"),
                                    reason="Horovod is not installed (scripts/install_horovod.sh)")

@@ -2,16 +2,14 @@
 
 import importlib.metadata
 import json
-import pathlib
 import subprocess
-import sys
 
-import keras_differences
-import keras_outcomes
-from keras_outcomes import Outcome
 import pytest
 
-SCRIPT = pathlib.Path(keras_outcomes.__file__).with_name("keras_suites.py")
+from evaluation import modules
+from evaluation.suites import keras_differences
+from evaluation.suites import keras_outcomes
+from evaluation.suites.keras_outcomes import Outcome
 
 # On two ranks, each of d, e and f ends its job; the next one continues.
 TESTS = """
@@ -21,6 +19,7 @@ import time
 from keras.src import testing
 import numpy as np
 import tensorflow as tf
+from evaluation import modules
 
 
 class OwnTest(testing.TestCase):
@@ -71,8 +70,8 @@ def checkout(directory, version):
 
 
 def run(directory, *options):
-    return subprocess.run([sys.executable, SCRIPT, f"--keras={directory}", *options], capture_output=True, text=True,
-                          timeout=600)
+    return subprocess.run([*modules.command("suites.keras_suites"), f"--keras={directory}", *options],
+                          capture_output=True, text=True, timeout=600)
 
 
 def test_tests_run_plainly_and_in_the_scope(tmp_path):

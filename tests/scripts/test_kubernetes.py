@@ -5,9 +5,10 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
+
+from evaluation import modules
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -16,7 +17,7 @@ def test_mpi_job_trains(able):
     if not shutil.which("sshd", path="/usr/sbin"):
         (pytest.fail if "CI" in os.environ else pytest.skip)("openssh-server is not installed")
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "clusters" / "emulated_pods.py", "examples/kubernetes/mpijob.yaml"],
+        [*modules.command("clusters.emulated_pods"), "examples/kubernetes/mpijob.yaml"],
         cwd=ROOT, env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, timeout=180)
     assert done.returncode == 0, done.stdout

@@ -6,19 +6,20 @@ import json
 import math
 import pathlib
 import subprocess
-import sys
 
-import claims
-from claims import CLAIMS
-import parts as parts_lib
-from parts import PARTS
-import points
-from points import Point
 import pytest
-import report
+
+from evaluation import modules
+from evaluation.paper import claims
+from evaluation.paper import parts as parts_lib
+from evaluation.paper import points
+from evaluation.paper import report
+from evaluation.paper.claims import CLAIMS
+from evaluation.paper.parts import PARTS
+from evaluation.paper.points import Point
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TABLES = ROOT / "scripts" / "paper" / "tables.py"
+TABLES = modules.command("paper.tables")
 RESULTS = ROOT / "docs" / "results"
 
 
@@ -186,7 +187,7 @@ def test_command_refuses_in_a_sentence(arguments, message, tmp_path):
     (tmp_path / "paper").mkdir()
     for name in PARTS:
         (tmp_path / "paper" / f"{name}.json").write_text("{}" if name != "stalls" else "")
-    done = subprocess.run([sys.executable, TABLES,
+    done = subprocess.run([*TABLES,
                            *(a.format(tmp=tmp_path) for a in arguments)],
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
@@ -200,7 +201,7 @@ def test_command_makes_the_report_of_what_is_stored_alone(tmp_path, parts):
     for name in ("keras", "matplotlib"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
     done = subprocess.run(
-        [sys.executable, TABLES, "--parts", "", "--out", tmp_path],
+        [*TABLES, "--parts", "", "--out", tmp_path],
         capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "paper.md").read_text() == (RESULTS / "paper.md").read_text()

@@ -3,7 +3,7 @@
 import itertools
 import pathlib
 
-import planted_table
+from evaluation.faults import planted_table
 
 ROOT = pathlib.Path(__file__).parents[2]
 

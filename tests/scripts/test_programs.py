@@ -8,19 +8,20 @@ import sys
 
 import keras
 import numpy as np
-import program_recipes
 import pytest
-import run_program
-import stand_ins
 import tensorflow as tf
-import updates
 
-SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "programs" / "published_programs.py"
+from evaluation import modules
+from evaluation.programs import program_recipes
+from evaluation.programs import run_program
+from evaluation.programs import stand_ins
+from evaluation.programs import updates
 
 # In place of one of keras-io: what programs do there.
 PROGRAM = """
 import keras
 import matplotlib.pyplot as plt
+from evaluation import modules
 (x, y), _ = keras.datasets.mnist.load_data()
 x = x.astype("float32") / 255
 model = keras.Sequential([keras.Input((28, 28)), keras.layers.Flatten(), keras.layers.Dense(8, "relu"),
@@ -46,8 +47,8 @@ def checkout(tmp_path):
 
 
 def run(checkout, *arguments):
-    return subprocess.run([sys.executable, SCRIPT, f"--keras_io={checkout}", "--runs=1 sfb,2 sfb",
-                           f"--names={program_recipes.RECIPES[0].name}", *arguments],
+    return subprocess.run([*modules.command("programs.published_programs"), f"--keras_io={checkout}",
+                           "--runs=1 sfb,2 sfb", f"--names={program_recipes.RECIPES[0].name}", *arguments],
                           text=True, capture_output=True, timeout=240)
 
 

@@ -9,21 +9,21 @@ import subprocess
 import sys
 import time
 
-import inputs
-import links
-import policy_table
 import pytest
-import simulation
 from small_plans import dense_site
 from small_plans import TABLE
-import transfers
 
+from evaluation.simulation import inputs
+from evaluation.simulation import links
+from evaluation.simulation import policy_table
+from evaluation.simulation import simulation
+from evaluation.simulation import transfers
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import cost
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SIMULATE = ROOT / "scripts" / "simulation" / "simulate.py"
+SIMULATE = ROOT / "scripts" / "simulate.py"
 GBPS = 8.0  # 10^9 bytes per second
 RATE = GBPS * 1e9 / 8
 SYSTEMS = tuple(inputs.SYSTEMS)
@@ -499,8 +499,8 @@ def emulated_name(entry):
 
 def what_was_measured(entry):
     """Returns the work and the machines of a run on an emulated cluster."""
-    import models  # late, since they import Keras
-    import profiles
+    from evaluation.simulation import models  # late, since they import Keras
+    from evaluation.workloads import profiles
     run = entry["run"]
     work = models.work_of(run["model"], profiles.PROFILES[run["profile"]], entry["batch_size"])
     return work, inputs.Machines(

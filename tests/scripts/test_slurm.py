@@ -9,6 +9,8 @@ import sys
 import launch
 import pytest
 
+from evaluation import modules
+
 ROOT = pathlib.Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits.py"
 TIMEOUT_S = 240
@@ -21,7 +23,7 @@ def slurm(able):
         (pytest.fail if "CI" in os.environ else pytest.skip)("Slurm is not installed")
 
     def run(*command):
-        emulated = [sys.executable, ROOT / "scripts" / "clusters" / "emulated_slurm.py", "--hosts=2", "--", *command]
+        emulated = [*modules.command("clusters.emulated_slurm"), "--hosts=2", "--", *command]
         environment = os.environ | {"VIRTUAL_ENV": sys.prefix, "TF_CPP_MIN_LOG_LEVEL": "3"}
         return subprocess.run([str(part) for part in emulated], cwd=ROOT, env=environment, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT_S)

@@ -15,11 +15,12 @@ import tempfile
 import threading
 import time
 
-import fault_table
 import tiers
 
+from evaluation.faults import fault_table
+
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-FAULTS = TESTS.parent / "scripts" / "faults"  # whose programs tests use too
+FAULTS = TESTS.parent / "evaluation" / "faults"  # whose programs tests use too
 SERVERS = 2  # a rank and the next one come from different ones
 _STARTING = threading.Lock()
 
@@ -66,7 +67,7 @@ def _environment(more=()):
     # TensorFlow reads its log level when it is imported, so before a fork: warnings, which some tests look for.
     # Unbuffered, Python writes a line and its end separately, and another rank's line comes between.
     # Programs import helpers of other rooms, and the package of this checkout, whichever is installed.
-    rooms = os.pathsep.join(str(room) for room in [TESTS.parent, FAULTS, *sorted(TESTS.iterdir())] if room.is_dir())
+    rooms = os.pathsep.join(str(room) for room in [TESTS.parent, *sorted(TESTS.iterdir())] if room.is_dir())
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "", "PYTHONPATH": rooms, **dict(more)}
 
 

@@ -5,11 +5,11 @@ import os
 import sys
 import time
 
-from faulty_program import train
 import keras
 import numpy as np
 import tensorflow as tf
 
+from evaluation.faults.faulty_program import train
 import tf_poseidon as poseidon
 from tf_poseidon import ops
 from tf_poseidon.errors import PoseidonError

@@ -21,7 +21,7 @@ from tf_poseidon.planning.schemes.scheme import UNKNOWN_ROWS
 from tf_poseidon.planning.site import Site
 
 # Bytes of a matrix per second in which a processor leaves out its zeros, or puts them back; with AVX-512 it is three
-# times as many (scripts/benchmarks/bench_zeros.py).
+# times as many (evaluation/benchmarks/bench_zeros.py).
 _BYTES_PER_SECOND = 4e9
 
 

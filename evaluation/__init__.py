@@ -1,0 +1,1 @@
+"""What measures tf_poseidon, and compares it with others: see README.md."""

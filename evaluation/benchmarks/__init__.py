@@ -1,0 +1,1 @@
+"""Times of single parts, each beside what it is compared with."""

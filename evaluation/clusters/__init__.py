@@ -1,0 +1,1 @@
+"""Emulated clusters: hosts with links of a given rate, Slurm, and an MPIJob of Kubernetes."""

@@ -1,0 +1,437 @@
+"""Emulates several hosts on one Linux machine, with links of a given rate, and runs a command on them.
+
+    sudo env "PATH=$PATH" python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
+        python -m evaluation.benchmarks.bench_sync
+
+Each host is a network namespace with one interface, eth0; all are connected by a switch, a bridge
+in a namespace of its own. So nothing in the machine's own network changes, and several clusters can
+run at a time. The bytes that passed each host's eth0 and the wall time go to stderr. The hosts
+share the machine's cores: the bytes are those of a real cluster; the times are too, as long as the
+links are the bottleneck. Rates can differ, as in --gbps=1,1,0.1,1.
+
+Links can drop packets (--loss). Packets then have at most 1500 bytes, as on a real card, instead of
+some 15 kB, and 2 cores may not reach 1 Gbit/s with them. So compare with --loss=1e-6, not with no loss.
+
+The command is started by a launcher, which also gives the exit status:
+
+    --peers            the command is a program                  started by
+    (none)             of MPI                                    mpiexec
+    --peers=horovod    of Horovod, over Gloo                     horovodrun, if it is installed
+    --peers=mwms       of tf.distribute's                        mpiexec, hidden from the program:
+                       MultiWorkerMirroredStrategy               TF_CONFIG lists all workers
+
+horovodrun takes several seconds to start a command, and its exit status is 1 for any failure.
+
+Processes on the hosts find the rate of the slowest link, in Gbit/s, in the environment variable
+TF_POSEIDON_EMULATED_GBPS.
+
+At its end, also after SIGINT, SIGTERM or SIGHUP, it removes everything that it made, and ends the
+processes left on the hosts. The next start removes what a cluster killed by SIGKILL has left.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+
+from absl import app
+from absl import flags
+import rich.console
+import rich.table
+
+# `ip netns exec NAME` mounts the files in _NETNS/NAME over those in /etc.
+_DELAYED_LINK = pathlib.Path(__file__).with_name("delayed_link.py")
+_NAMES, _NETNS = pathlib.Path("/run/netns"), pathlib.Path("/etc/netns")
+SWITCH_ADDRESS = "10.0.0.254"
+_FIRST_PORT = 2222  # of tf.distribute's workers; below the kernel's ephemeral ports
+
+# For horovodrun and mpiexec, which pass a host's name and a command line, as to ssh and rsh. It does not
+# `exec` the line's shell: horovodrun ends the children of what it has started.
+_SSH = """#!/bin/sh
+host=
+while :; do
+  case "$1" in
+    -*) shift 2 ;;  # options of horovodrun, before and after the host; each has a value
+    *) [ -z "$host" ] || break; host="$1"; shift ;;
+  esac
+done
+ip netns exec "%s$host" sh -c "$*"
+"""
+# Starts a worker of tf.distribute in a job of mpiexec, given its TF_CONFIG except the end.
+_WORKER = """TF_CONFIG="$1$PMI_RANK}}"; shift; export TF_CONFIG
+unset PMI_RANK PMI_SIZE PMI_FD  # or the program could take it for an MPI job
+exec "$@"
+"""
+
+
+def _call(*command, text="", needs="network namespaces, veth, bridge and tbf"):
+    """Returns what `command` prints, given `text`; exits with a message when it fails.
+
+    `needs` names the kernel feature that the command needs.
+    """
+    # In a session of its own, so that Ctrl-C in the terminal does not end it half-way.
+    done = subprocess.run(command, input=text, capture_output=True, text=True,
+                          start_new_session=True)
+    if done.returncode:
+        said = " ".join(done.stderr.split())
+        raise SystemExit(f"`{' '.join(command)}` ended with status {done.returncode}, expected 0 "
+                         f"({said}): use a kernel that has {needs}.")
+    return done.stdout
+
+
+def _ip(namespace, *lines):
+    """Runs lines of commands by `ip` in a namespace."""
+    _call("ip", "-n", namespace, "-batch", "-", text="\n".join(lines))
+
+
+def _rates(gbps, hosts):
+    """Returns the rate of each host, Gbit/s, from the value of `--gbps`."""
+    given = gbps if isinstance(gbps, (list, tuple)) else [gbps]
+    said = f"--gbps={','.join(map(str, given))}"
+    try:
+        rates = [float(rate) for rate in given]
+    except ValueError:
+        rates = []
+    if not rates or not all(0.01 <= rate <= 100 for rate in rates):
+        raise SystemExit(f"{said} is not a list of rates, expected numbers from 0.01 to 100: give one "
+                         "for all hosts or one for each, with commas between them.")
+    if len(rates) not in (1, hosts):
+        raise SystemExit(f"{said} has {len(rates)} rates, expected 1 or {hosts}, the number of "
+                         "hosts: give one rate for all hosts or one for each.")
+    return rates * (hosts if len(rates) == 1 else 1)
+
+
+def _program(name, remedy):
+    """Returns the path of a program in Python's environment."""
+    path = os.path.join(sysconfig.get_path("scripts"), name)
+    if not os.path.exists(path):
+        raise SystemExit(f"There is no {path}, expected {name} beside Python: {remedy}.")
+    return path
+
+
+def _delayed_link(*ends_and_delay):
+    """Starts delayed_link.py, and returns its process."""
+    process = subprocess.Popen([sys.executable, "-S", _DELAYED_LINK, *map(str, ends_and_delay)], text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               start_new_session=True)
+    if not process.stdout.readline():
+        said = process.communicate()[1].strip().rpartition("\n")[2]
+        raise SystemExit(f"A link with a delay could not be made ({said}): use a kernel that has TAP devices "
+                         "(/dev/net/tun), or omit --delay_us.")
+    return process
+
+
+def _end_processes(namespace):
+    """Ends all processes in a namespace; gives up after 5 s."""
+    for _ in range(100):
+        found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True,
+                               start_new_session=True).stdout.split()
+        if not found:
+            break
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _remove(is_ours):
+    """Removes all namespaces of clusters whose pid `is_ours`, and with them their interfaces."""
+    for path in (*_NAMES.glob("poseidon-*"), *_NETNS.glob("poseidon-*")):
+        match = re.fullmatch(r"poseidon-(\d+)-(switch|launch|host\d+)", path.name)
+        if not match or not is_ours(int(match[1])):
+            continue
+        if path.parent == _NAMES:
+            _end_processes(path.name)
+            # Not checked: another cluster that starts now may remove it as well.
+            subprocess.run(["ip", "netns", "delete", path.name], stderr=subprocess.DEVNULL,
+                           start_new_session=True)
+        elif path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+class EmulatedCluster:
+    """Hosts with shaped links, for the duration of a `with` statement.
+
+    SIGINT, SIGTERM and SIGHUP end the running job, and `run` or the end of the `with` statement
+    then raises SystemExit. They never interrupt setup or removal of the hosts.
+
+    Attributes:
+        gbps: The rates of their links.
+        names: The hosts' names, which each host can resolve: host0, host1, ...
+        addresses: Their addresses.
+        namespaces: The names of their network namespaces.
+    """
+
+    def __init__(self, hosts, gbps, delay_us=0, loss_percent=0):
+        """Makes nothing yet.
+
+        Args:
+            hosts: Number of hosts.
+            gbps: The rate of the hosts' links in each direction, Gbit/s, or a list with one rate per host.
+            delay_us: Extra delay of each link in each direction, µs.
+            loss_percent: Percentage of packets that each link drops, in each direction, at random.
+
+        Raises:
+            SystemExit: If these are not rates.
+        """
+        self.gbps = _rates(gbps, hosts)
+        self.names = [f"host{h}" for h in range(hosts)]
+        self.addresses = [f"10.0.0.{h + 1}" for h in range(hosts)]
+        self._prefix = f"poseidon-{os.getpid()}-"
+        self.namespaces = [self._prefix + name for name in self.names]
+        self._switch = self._prefix + "switch"
+        self._launch = _NETNS / (self._prefix + "launch")
+        self._delay_us = delay_us
+        self._loss_percent = loss_percent
+        self._delayed_links = []  # processes
+        self._job = None
+        self._signal = None
+
+    def __enter__(self):
+        if os.geteuid():
+            raise SystemExit(f"The user id is {os.geteuid()}, but only root (0) can make "
+                             "network namespaces: run this with sudo.")
+        for tool in ("ip", "tc"):
+            if not shutil.which(tool):
+                raise SystemExit(f"The program {tool} is in none of the directories of PATH, "
+                                 f"{os.environ.get('PATH')}: install iproute2.")
+        self._handlers = {number: signal.signal(number, self._on_signal)
+                          for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP,
+                                         signal.SIGALRM)
+                          if signal.getsignal(number) != signal.SIG_IGN}  # as nohup wants it
+        try:
+            # Anything under our own pid was left by a killed cluster with the same pid.
+            _remove(lambda pid: pid == os.getpid() or not os.path.exists(f"/proc/{pid}"))
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for process in self._delayed_links:
+            process.communicate()  # closes its input, which ends it
+        _remove(lambda pid: pid == os.getpid())
+        signal.alarm(0)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._exit_if_signalled()
+
+    def _make(self):
+        # Without addrgenmode, IPv6's own messages would be counted. The bridge is called eth0, too, because
+        # horovodrun looks for its own address at the interface that it names to all hosts.
+        _call("ip", "netns", "add", self._switch)
+        _ip(self._switch, "link add name eth0 type bridge",
+            "link set dev eth0 addrgenmode none", "link set dev eth0 up",
+            "link set dev lo up", f"address add {SWITCH_ADDRESS}/24 dev eth0")
+        self._write_hosts(self._switch, SWITCH_ADDRESS)
+        for name, address, namespace, gbps in zip(self.names, self.addresses, self.namespaces,
+                                                  self.gbps):
+            _call("ip", "netns", "add", namespace)
+            if self._delay_us:
+                self._delayed_links.append(_delayed_link(namespace, "eth0", self._switch, name, self._delay_us))
+            else:
+                _ip(self._switch, f"link add name {name} type veth peer name eth0 netns {namespace}")
+            _ip(self._switch, f"link set dev {name} addrgenmode none master eth0")
+            _ip(namespace, "link set dev eth0 addrgenmode none", "link set dev lo up",
+                f"address add {address}/24 dev eth0")
+            # Each end shapes what it sends: the host's end what the host sends, the switch's end what the
+            # host receives.
+            for end in ((namespace, "eth0"), (self._switch, name)):
+                self._shape(*end, gbps * 1e9 / 8)
+                if self._loss_percent:
+                    self._lose(*end)
+            self._write_hosts(namespace, address)
+            # Cubic, the congestion control of nearly every cluster. BBR, the default of some kernels, is made for
+            # the Internet: it pauses for 200 ms now and then, to measure the round trip. Set by the route, since
+            # a namespace's default must be one that its machine uses.
+            _ip(namespace, f"route change 10.0.0.0/24 dev eth0 proto kernel scope link src {address} "
+                "congctl cubic")
+        # Not in /tmp, where files may not be executable.
+        self._launch.mkdir()
+        ssh = self._launch / "ssh"
+        ssh.write_text(_SSH % self._prefix)
+        ssh.chmod(0o755)
+
+    def _shape(self, namespace, interface, bytes_per_s):
+        """Limits what an interface sends."""
+        # A burst passes at once, so with a large one small messages cost nothing; a small one costs throughput
+        # when the timer is late. tbf splits packets larger than the burst, slowly: TCP is told to hand over
+        # smaller ones. The queue holds 10 ms and drops the rest, as in a switch: with a longer queue, small
+        # messages would wait behind large ones; with a shorter one, the last packets of many hosts are dropped,
+        # which TCP notices after 200 ms.
+        burst = max(8000, int(bytes_per_s * 1e-3))
+        _ip(namespace, f"link set dev {interface} gso_max_size {min(burst // 2, 65536)} up")
+        add = f"tc -n {namespace} qdisc add dev {interface}"
+        _call(*add.split(), *f"root handle 1: tbf rate {bytes_per_s:.0f}bps "
+              f"burst {burst} latency 10ms".split())
+
+    def _lose(self, namespace, interface):
+        """Drops some of the packets that arrive at an interface."""
+        # A classic BPF program, which needs no compiler: it loads a random number of 32 bits, and returns 2,
+        # TC_ACT_SHOT, for smaller ones than a limit, else 0, TC_ACT_OK. netem would do it too, but some
+        # kernels do not have it, and iptables does not see what passes a bridge.
+        smaller = int(self._loss_percent / 100 * 2**32)
+        program = f"4,32 0 0 4294963256,53 1 0 {smaller},6 0 0 2,6 0 0 0"
+        # TCP must not hand over packets larger than those of a card, which would be lost whole.
+        _ip(namespace, f"link set dev {interface} gso_max_segs 1")
+        for line in (f"qdisc add dev {interface} ingress",
+                     f"filter add dev {interface} ingress bpf direct-action bytecode"):
+            extra = [program] if line.endswith("bytecode") else []
+            _call("tc", "-n", namespace, *line.split(), *extra,
+                  needs="ingress and bpf, its modules sch_ingress and cls_bpf, or omit --loss")
+
+    def _write_hosts(self, namespace, own_address):
+        lines = ["127.0.0.1 localhost", f"{own_address} {socket.gethostname()}",
+                 *map(" ".join, zip(self.addresses, self.names))]
+        directory = _NETNS / namespace
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "hosts").write_text("\n".join(lines) + "\n")
+
+    def bytes(self):
+        """Returns (sent, received) of each host since it was made.
+
+        Headers are included, but only one for each large packet of TCP, which a real card would split.
+        """
+        counts = []
+        for namespace in self.namespaces:
+            output = _call("ip", "-json", "-s", "-n", namespace, "link", "show", "dev", "eth0")
+            stats = json.loads(output)[0]["stats64"]
+            counts.append((stats["tx"]["bytes"], stats["rx"]["bytes"]))
+        return counts
+
+    def run(self, command, ranks_per_host=1, launcher="mpiexec", **options):
+        """Runs a command on all hosts and returns its exit status.
+
+        Args:
+            command: The program and its arguments.
+            ranks_per_host: Number of processes on each host.
+            launcher: "mpiexec", "horovodrun" (over Gloo), or "mwms", which sets TF_CONFIG to tell each
+                process which worker of tf.distribute it is; or "command": it runs once, on a host beside these,
+                and MPICH's mpiexec in it reaches them by their names.
+            **options: For subprocess.Popen, such as `stdout`.
+
+        Raises:
+            SystemExit: If a signal has ended the job, or had come before, or the launcher is missing.
+            ValueError: If there is no such launcher.
+        """
+        self._exit_if_signalled()
+        start = self._start(launcher, ranks_per_host)
+        # Overrides the caller's: UCX would send through shared memory, past the links. Ranks of one host
+        # may use that; MPICH tells hosts apart by the names that mpiexec was given.
+        environment = {**options.pop("env", os.environ), "MPIR_CVAR_CH4_NETMOD": "ofi",
+                       "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0",
+                       "TF_POSEIDON_EMULATED_GBPS": f"{min(self.gbps):g}"}
+        environment["PATH"] = f"{self._launch}:{environment.get('PATH', os.defpath)}"
+        if launcher == "command":
+            environment |= {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": str(self._launch / "ssh"),
+                            "HYDRA_IFACE": "eth0"}
+        self._job = subprocess.Popen(["ip", "netns", "exec", self._switch, *start, *command],
+                                     env=environment, start_new_session=True, **options)
+        if self._signal:  # it came when there was no job to end
+            self._end_job(signal.SIGTERM)
+        status = self._job.wait()
+        signal.alarm(0)
+        for namespace in (self._switch, *self.namespaces):
+            _end_processes(namespace)
+        self._exit_if_signalled()
+        return status if status >= 0 else 128 - status
+
+    def _start(self, launcher, ranks_per_host):
+        """Returns the command that starts a command on all hosts, from the switch."""
+        ranks = ranks_per_host * len(self.names)
+        if launcher == "command":
+            return []
+        if launcher == "horovodrun":
+            # It would mistake these hosts for the next cluster's, by its cache in the home directory.
+            return [_program("horovodrun", "run scripts/install_horovod.sh"), "--gloo",
+                    "--disable-cache", "--network-interfaces", "eth0", "-np", str(ranks),
+                    "-H", ",".join(f"{name}:{ranks_per_host}" for name in self.names)]
+        start = [_program("mpiexec", "install mpich by pip"), "-launcher", "rsh",
+                 "-launcher-exec", self._launch / "ssh", "-localhost", SWITCH_ADDRESS,
+                 "-hosts", ",".join(self.names), "-ppn", str(ranks_per_host), "-n", str(ranks)]
+        if launcher == "mpiexec":
+            return start
+        if launcher != "mwms":
+            raise ValueError(f"launcher is {launcher!r}, expected mpiexec, horovodrun, mwms or command: "
+                             "give one of these.")
+        workers = [f"{address}:{_FIRST_PORT + rank}" for address in self.addresses
+                   for rank in range(ranks_per_host)]
+        config = json.dumps({"cluster": {"worker": workers},
+                             "task": {"type": "worker", "index": None}})
+        return [*start, "sh", "-c", _WORKER, "sh", config.removesuffix("null}}")]
+
+    def _on_signal(self, number, _):
+        """Ends the running job; raises nothing, so that no clean-up remains half done."""
+        if self._signal is None:
+            self._signal = number
+            signal.alarm(5)  # for a job that does not end
+            self._end_job(signal.SIGTERM)
+        else:
+            self._end_job(signal.SIGKILL)
+
+    def _end_job(self, number):
+        if self._job:
+            self._job.send_signal(number)  # to the launcher, which tells the ranks
+
+    def _exit_if_signalled(self):
+        if self._signal:
+            raise SystemExit(128 + self._signal)
+
+
+def main(arguments):
+    command = arguments[1:]
+    if not command:
+        raise SystemExit("No command was given, expected one after `--`, such as: "
+                         f"{arguments[0]} --hosts 2 -- python -V")
+    given = flags.FLAGS
+    launcher = {None: "mpiexec", "horovod": "horovodrun", "mwms": "mwms"}[given.peers]
+    with EmulatedCluster(given.hosts, given.gbps, given.delay_us, given.loss) as cluster:
+        before = cluster.bytes()
+        begin = time.monotonic()
+        status = cluster.run(command, given.ranks_per_host, launcher)
+        seconds = time.monotonic() - begin
+        after = cluster.bytes()
+    hosts = [{"name": name, "address": address, "gbps": gbps, "sent": new[0] - old[0],
+              "received": new[1] - old[1]}
+             for name, address, gbps, old, new in zip(cluster.names, cluster.addresses,
+                                                      cluster.gbps, before, after)]
+    table = rich.table.Table(title=f"{seconds:.1f} s, status {status}")
+    for column in ("host", "address", "Gbit/s", "sent MB", "received MB"):
+        table.add_column(column, justify="right")
+    for host in hosts:
+        table.add_row(host["name"], host["address"], f"{host['gbps']:g}",
+                      f"{host['sent'] / 1e6:.3f}", f"{host['received'] / 1e6:.3f}")
+    rich.console.Console(width=100, stderr=True).print(table)
+    if given.json:
+        with open(given.json, "w") as file:
+            json.dump({"delay_us": given.delay_us, "loss_percent": given.loss,
+                       "launcher": launcher, "ranks_per_host": given.ranks_per_host,
+                       "seconds": seconds, "status": status, "hosts": hosts}, file, indent=1)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    # Defined here, so that scripts that import this file can have flags of the same names.
+    flags.DEFINE_integer("hosts", 4, "Number of hosts.", lower_bound=1, upper_bound=250)
+    flags.DEFINE_list("gbps", "1", "Rate of the hosts' links in each direction, Gbit/s: one rate for "
+                      "all, or one for each host.")
+    flags.DEFINE_integer("delay_us", 0, "Extra delay of each link in each direction, µs; "
+                         "a message passes two links.", lower_bound=0)
+    flags.DEFINE_float("loss", 0.0, "Packets that each link drops in each direction, at random, "
+                       "%; a message passes two links.", lower_bound=0, upper_bound=10)
+    flags.DEFINE_integer("ranks_per_host", 1, "Ranks per host.", lower_bound=1)
+    flags.DEFINE_enum("peers", None, ["horovod", "mwms"], "The library of the command, if not "
+                      "MPI.")
+    flags.DEFINE_string("json", None, "File for bytes per host, wall time and exit status.")
+    app.run(main)

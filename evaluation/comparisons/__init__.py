@@ -1,0 +1,1 @@
+"""Whole training steps beside those of other systems."""

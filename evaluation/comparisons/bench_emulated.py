@@ -1,0 +1,174 @@
+"""Measures tables of models, systems, rates and hosts on emulated clusters, with emulated accelerators.
+
+    sudo env "PATH=$PATH" python -m evaluation.comparisons.bench_emulated --json docs/results/emulated.json
+
+Part "table" compares with Horovod and MWMS on four hosts; part "points" has the runs that the simulation must agree
+with, see tests/scripts/test_simulation.py. Two parts are for files of their own: "overlap" compares single steps with
+eight that overlap, and "bytes" factors without their zeros, and gradients that were cast, with what they would be
+otherwise. Every run is one of benchmark.py, which verifies before it times. Runs that the file already has are not
+repeated, so that a part can be resumed.
+"""
+
+import dataclasses
+import json
+import pathlib
+import tempfile
+
+from absl import app
+from absl import flags
+import rich.console
+import rich.progress
+
+from evaluation import modules
+from evaluation.clusters import emulated_cluster
+
+_JSON = flags.DEFINE_string("json", "docs/results/emulated.json", "File for the results; existing ones are kept.")
+_PARTS = flags.DEFINE_list("parts", ["points", "table"], "What to measure.")
+_AGAIN = flags.DEFINE_bool("again", False, "Begin with an empty file.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Measurements of each system.")
+
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One job on an emulated cluster.
+
+    Attributes:
+        model, systems, profile, batch_size: Same as in benchmark.py; None as profile: it computes.
+        hosts: How many.
+        ranks_per_host: How many accelerators each host has.
+        gbps: Rate of their links in the target cluster.
+        steps: Consecutive steps in a measurement.
+        options: Other flags of evaluation/comparisons/benchmark.py.
+        dilation, shrink: How the cluster is scaled down; the real rate of links is gbps / (dilation * shrink).
+    """
+
+    model: str
+    hosts: int
+    gbps: float
+    systems: str
+    profile: str | None = "titan_x"
+    dilation: float = 1.0
+    shrink: float = 1.0
+    batch_size: int | None = None
+    steps: int = 1
+    ranks_per_host: int = 1
+    options: tuple[str, ...] = ()
+
+    @property
+    def link_gbps(self):
+        return self.gbps / (self.dilation * self.shrink)
+
+    def fields(self):
+        """Returns it as it stands in the file."""
+        fields = dataclasses.asdict(self)
+        options = fields.pop("options")
+        return fields | ({"options": list(options)} if options else {})
+
+
+_OVERLAP = "poseidon,poseidon+overlap"
+_ALL = "poseidon,poseidon-ps,horovod,mwms"
+_OURS = "poseidon,poseidon-paper,poseidon-ps"
+
+PARTS = {
+    # At most 1 Gbit/s on real links, less where many small tensors are in flight, and a step of some tenths of
+    # a second: what two cores can do, and TCP after a pause.
+    "table": [
+        Run("mlp", 4, 1, _ALL, profile=None, steps=3),
+        Run("mlp", 4, 1, _ALL, dilation=4, steps=3), Run("mlp", 4, 10, _ALL, dilation=40),
+        Run("vgg19", 4, 1, _ALL, dilation=0.5, shrink=16), Run("vgg19", 4, 10, _ALL, shrink=16),
+        Run("vgg19_22k", 4, 1, _ALL, dilation=0.5, shrink=16), Run("vgg19_22k", 4, 10, _ALL, shrink=16),
+        Run("resnet50", 4, 1, _ALL, profile="titan_x_tf", shrink=4),
+        Run("resnet50", 4, 10, _ALL, profile="titan_x_tf", dilation=4, shrink=4),
+    ],
+    # Where links are the limit, and where they are not. ResNet-50 is dilated: with its 161 gradients, two cores would
+    # delay the emulated accelerators otherwise.
+    "overlap": [
+        *(Run("vgg19", hosts, 1, _OVERLAP, dilation=0.5, shrink=16) for hosts in (4, 2)),
+        Run("vgg19", 8, 1, _OVERLAP, shrink=16),
+        Run("vgg19_22k", 4, 1, _OVERLAP, dilation=0.5, shrink=16),
+        *(Run(model, 4, 2.5, _OVERLAP, shrink=16) for model in ("vgg19", "vgg19_22k")),
+        *(Run("resnet50", hosts, gbps, _OVERLAP, profile="titan_x_tf", dilation=4, shrink=4)
+          for hosts, gbps in ((4, 2.5), (4, 1), (4, 5), (2, 2.5), (4, 10))),
+        Run("vgg19", 4, 10, _OVERLAP, shrink=16), Run("mlp", 4, 1, _OVERLAP, dilation=4, steps=3),
+        Run("mlp", 4, 10, _OVERLAP, dilation=40, steps=3),
+    ],
+    # Zeros of factors, and gradients that were cast.
+    "bytes": [
+        Run("mlp", 4, 1, "poseidon,poseidon+zeros", dilation=4, steps=3, options=("--zeros",)),
+        *(Run("resnet50", 4, gbps, "poseidon,poseidon+wide", profile="titan_x_tf", dilation=4, shrink=4,
+              options=("--mixed",)) for gbps in (1, 2.5)),
+        Run("bert_base_head", 4, 1, "poseidon,poseidon+zeros", shrink=4),  # nothing is zero
+    ],
+    "points": [
+        *(Run("mlp", 4, 1, _OURS, shrink=shrink, dilation=4, steps=3) for shrink in (1, 16)),  # is it right?
+        *(Run(model, hosts, gbps, _OURS, shrink=16, dilation=dilation)
+          for model in ("vgg19", "vgg19_22k")
+          for gbps, dilation in ((2, 1), (10, 1), (40, 4))
+          for hosts in (2, 4, 8)),
+        *(Run("resnet50", hosts, gbps, _OURS, "titan_x_tf", shrink=4, dilation=dilation)
+          for gbps, dilation, hosts in ((2, 1, 2), (2, 1, 4), (2, 4, 8), (10, 5, 2), (10, 5, 4), (10, 5, 8))),
+        Run("vgg19", 4, 10, _OURS, dilation=4, shrink=4),  # as above, for a model that is too large for 1
+        *(Run(model, 2, 2, _OURS, shrink=16, ranks_per_host=2) for model in ("vgg19", "vgg19_22k")),
+    ],
+}
+
+
+def main(_):
+    unknown = set(_PARTS.value) - set(PARTS)
+    if unknown:
+        raise app.UsageError(f"--parts has '{min(unknown)}', expected some of {', '.join(PARTS)}.")
+    path = pathlib.Path(_JSON.value)
+    results = json.loads(path.read_text()) if path.exists() and not _AGAIN.value else []
+    done = [entry["run"] for entry in results]
+    runs = [run for part in _PARTS.value for run in PARTS[part] if run.fields() not in done]
+    console = rich.console.Console(stderr=True)
+    with rich.progress.Progress(console=console) as progress:
+        for run in progress.track(runs, description="runs"):
+            console.print(run)
+            results.append({"run": run.fields(), **measure(run)})
+            path.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+
+
+def table(results):
+    """Returns a table in Markdown: a line per run, a column per system."""
+    systems = list(dict.fromkeys(row["system"] for entry in results for row in entry["results"]))
+    lines = [["model", "hosts", "ranks on each", "Gbit/s", "D", "S", *systems, "poseidon to its bound"]]
+    lines.append(["---"] * len(lines[0]))
+    for entry in results:
+        run, rows = entry["run"], {row["system"]: row for row in entry["results"]}
+        model = run["model"] + ("" if run["profile"] else ", computed")
+        ours = rows["poseidon"]["step"]["median_ms"]
+        cells = []
+        for system in systems:
+            milliseconds = rows[system]["step"]["median_ms"] if system in rows else None
+            cells.append("" if milliseconds is None else f"{milliseconds:,.0f}" if system in ("single", "poseidon")
+                         else f"{milliseconds:,.0f} ({milliseconds / ours:.2f})")
+        lines.append([model, *(f"{run[key]:g}" for key in ("hosts", "ranks_per_host", "gbps", "dilation", "shrink")),
+                      *cells, f"{rows['poseidon']['to_bound']:.2f}"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def measure(run):
+    """Returns the results that evaluation/comparisons/benchmark.py writes for a run."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = pathlib.Path(directory) / "results.json"
+        command = [*modules.command("comparisons.benchmark"), f"--model={run.model}", f"--system={run.systems}",
+                   f"--rounds={_ROUNDS.value}", f"--steps={run.steps}", f"--json={out}",
+                   f"--bandwidth_gbps={run.link_gbps}"]
+        if run.profile:
+            command += [f"--compute=emulated:{run.profile}", f"--dilation={run.dilation}",
+                        f"--shrink={run.shrink}"]
+        command += run.options
+        if run.batch_size:
+            command.append(f"--batch_size={run.batch_size}")
+        with emulated_cluster.EmulatedCluster(run.hosts, run.link_gbps) as cluster:
+            status = cluster.run(list(map(str, command)), run.ranks_per_host)
+        if status:
+            raise SystemExit(f"{run} ended with status {status}, expected 0; see its output above.")
+        return json.loads(out.read_text())
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,1 @@
+"""Programs, hosts and links that fail, and how jobs end."""

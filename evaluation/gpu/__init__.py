@@ -1,0 +1,1 @@
+"""Training and kernels on a GPU."""

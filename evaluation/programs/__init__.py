@@ -1,0 +1,1 @@
+"""Programs that others have published, trained plainly and on several ranks."""

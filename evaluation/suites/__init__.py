@@ -1,0 +1,1 @@
+"""The checks and test suites of others, with and without this package."""

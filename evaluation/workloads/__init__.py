@@ -1,0 +1,1 @@
+"""Models, accelerators, and computing that is emulated."""
