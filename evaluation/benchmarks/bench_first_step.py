@@ -17,19 +17,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
 from absl import app
 from absl import flags
 import keras
 import numpy as np
-import rich.console
 import rich.progress
-import rich.table
 
 from evaluation import modules
+from evaluation import output
+from evaluation import timing
 
-_JSON = flags.DEFINE_string("json", None, "File for the results.")
+_JSON = output.json_flag()
 _NETWORKS = flags.DEFINE_list("networks", None, "Networks, by default all.")
 _RANKS = flags.DEFINE_integer("ranks", 2, "Ranks of the job.", lower_bound=2)
 _TURNS = flags.DEFINE_integer("turns", 5, "Turns of plain Keras and the job.", lower_bound=2)
@@ -114,21 +113,15 @@ def measure(network, scope):
         shape = (64,) if network == "gan" else model.input_shape[1:]
         x = random.normal(size=(rows, *shape)).astype("float32")
     y = random.integers(0, _CLASSES, rows)
-    found = {"first_fit_s": _seconds(lambda: model.fit(x[:_ROWS], y[:_ROWS], batch_size=_ROWS, verbose=0))}
+    found = {"first_fit_s": timing.seconds(lambda: model.fit(x[:_ROWS], y[:_ROWS], batch_size=_ROWS, verbose=0))}
     weights = model.get_weights()
-    found["second_fit_s"] = _seconds(lambda: model.fit(x[:_ROWS], y[:_ROWS], batch_size=_ROWS, verbose=0))
+    found["second_fit_s"] = timing.seconds(lambda: model.fit(x[:_ROWS], y[:_ROWS], batch_size=_ROWS, verbose=0))
     if network == "mlp":
         for name, method in (("evaluate_s", lambda: model.evaluate(x, y, batch_size=_ROWS, verbose=0)),
                              ("predict_s", lambda: model.predict(x, batch_size=_ROWS, verbose=0))):
             method()
-            found[name] = _seconds(method)
+            found[name] = timing.seconds(method)
     return found | {"memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}, weights
-
-
-def _seconds(function):
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
 
 
 def work(network, out):
@@ -184,24 +177,20 @@ def main(_):
             turns.append({name: (plain[name], job[name]) for name in plain})
         results[network] = {name: _summary([turn[name] for turn in turns], factor)
                             for name, (_, factor) in _MEASURES.items() if name in turns[0]}
-    table = rich.table.Table(title=f"{_RANKS.value} ranks over plain Keras in one process, in turns of one run")
-    for column in ("network", "what", "plain Keras", "the job", "difference (quartiles)"):
-        table.add_column(column, justify="left" if column in ("network", "what") else "right")
-    for network, measures in results.items():
-        for name, summary in measures.items():
-            table.add_row(network, _MEASURES[name][0], f"{summary['plain']:.2f}", f"{summary['job']:.2f}",
-                          "{difference:.2f} ({quartiles[0]:.2f} to {quartiles[1]:.2f})".format(**summary))
-    rich.console.Console(width=120).print(table)
-    if _JSON.value:
-        pathlib.Path(_JSON.value).write_text(json.dumps(results, indent=1) + "\n")
+    rows = [(network, _MEASURES[name][0], f"{found['plain']:.2f}", f"{found['job']:.2f}", timing.text(
+        {"median": found["difference"], "quartiles": found["quartiles"]}))
+            for network, measures in results.items() for name, found in measures.items()]
+    output.show(f"{_RANKS.value} ranks over plain Keras in one process, in turns of one run",
+                ("network", "what", "plain Keras", "the job", "difference (quartiles)"), rows, left=2)
+    output.write_json(_JSON.value, results)
     return None
 
 
 def _summary(pairs, factor):
-    differences = [factor * (job - plain) for plain, job in pairs]
-    low, median, high = statistics.quantiles(differences, n=4)
+    found = timing.summary([factor * (job - plain) for plain, job in pairs])
     return {"plain": factor * statistics.median(plain for plain, _ in pairs),
-            "job": factor * statistics.median(job for _, job in pairs), "difference": median, "quartiles": [low, high]}
+            "job": factor * statistics.median(job for _, job in pairs), "difference": found["median"],
+            "quartiles": found["quartiles"]}
 
 
 if __name__ == "__main__":

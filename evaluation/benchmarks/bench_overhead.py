@@ -9,7 +9,6 @@ a shared machine it is the better measure of a few per cent. The weights of both
 """
 
 import contextlib
-import json
 import statistics
 import time
 
@@ -17,13 +16,13 @@ from absl import app
 from absl import flags
 import keras
 import numpy as np
-import rich.console
 import rich.progress
-import rich.table
 
+from evaluation import output
+from evaluation import timing
 import tf_poseidon as poseidon
 
-_JSON = flags.DEFINE_string("json", None, "File for the results.")
+_JSON = output.json_flag()
 _PAIRS = flags.DEFINE_integer("pairs", 4, "Pairs of models.")
 _ROUNDS = flags.DEFINE_integer("rounds", 8, "Calls of fit of each model.")
 
@@ -57,16 +56,8 @@ def train(make_model, scope, rows=6400, batch=64, epochs=4):
 
 def seconds(function):
     """Returns (wall, processor) seconds of a call."""
-    wall, processor = time.perf_counter(), time.process_time()
-    function()
-    return time.perf_counter() - wall, time.process_time() - processor
-
-
-def ratio(times, clock):
-    """Returns median and quartiles of the ratios of neighbours."""
-    ratios = [a[clock] / b[clock] for a, b in zip(times["strategy"], times["plain"])]
-    low, median, high = statistics.quantiles(ratios, n=4)
-    return {"median": median, "quartiles": [low, high]}
+    processor = time.process_time()
+    return timing.seconds(function), time.process_time() - processor
 
 
 def main(_):
@@ -74,34 +65,24 @@ def main(_):
     results = {}
     for make_model in (small, convolution):
         times = {"strategy": [], "plain": []}
-        rounds = range(_PAIRS.value * _ROUNDS.value)
-        for i in rich.progress.track(rounds, make_model.__name__, transient=True):
-            if i % _ROUNDS.value == 0:
-                ours, run_ours = train(make_model, strategy.scope())
-                plain, run_plain = train(make_model, contextlib.nullcontext())
-                run_ours(), run_plain()  # warm-up
-                for a, b in zip(ours.get_weights(), plain.get_weights(), strict=True):
-                    np.testing.assert_array_equal(a, b)
-            # Who goes first changes, so that neither always follows the other.
-            order = [("strategy", run_ours), ("plain", run_plain)]
-            for name, run in order if i % 2 else order[::-1]:
-                times[name].append(seconds(run))
+        for _ in rich.progress.track(range(_PAIRS.value), make_model.__name__, transient=True):
+            ours, run_ours = train(make_model, strategy.scope())
+            plain, run_plain = train(make_model, contextlib.nullcontext())
+            run_ours(), run_plain()  # warm-up
+            for a, b in zip(ours.get_weights(), plain.get_weights(), strict=True):
+                np.testing.assert_array_equal(a, b)
+            turns = timing.in_turns({"strategy": run_ours, "plain": run_plain}, range(_ROUNDS.value), clock=seconds)
+            for name, measured in turns.items():
+                times[name] += measured
+        ours, plain = (list(zip(*times[name])) for name in ("strategy", "plain"))
         results[make_model.__name__] = {
-            "wall": ratio(times, 0), "processor": ratio(times, 1),
-            **{f"{name}_fit_s": statistics.median(wall for wall, _ in t)
-               for name, t in times.items()}}
-    table = rich.table.Table(title="one process: fit under PoseidonStrategy / plain Keras")
-    for column in ("model", "strategy, s", "plain, s", "ratio of wall time (quartiles)",
-                   "of processor time"):
-        table.add_column(column, justify="right")
-    for name, r in results.items():
-        ratios = ["{median:.3f} ({quartiles[0]:.3f}-{quartiles[1]:.3f})".format(**r[clock])
-                  for clock in ("wall", "processor")]
-        table.add_row(name, f"{r['strategy_fit_s']:.3f}", f"{r['plain_fit_s']:.3f}", *ratios)
-    rich.console.Console(width=110).print(table)
-    if _JSON.value:
-        with open(_JSON.value, "w") as file:
-            json.dump(results, file, indent=1)
+            "wall": timing.ratios(ours[0], plain[0]), "processor": timing.ratios(ours[1], plain[1]),
+            "strategy_fit_s": statistics.median(ours[0]), "plain_fit_s": statistics.median(plain[0])}
+    rows = [(name, f"{r['strategy_fit_s']:.3f}", f"{r['plain_fit_s']:.3f}",
+             *(timing.text(r[clock], 3) for clock in ("wall", "processor"))) for name, r in results.items()]
+    output.show("one process: fit under PoseidonStrategy / plain Keras",
+                ("model", "strategy, s", "plain, s", "ratio of wall time (quartiles)", "of processor time"), rows)
+    output.write_json(_JSON.value, results)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,21 @@ first steps their weights are compared. A ratio above 1 means that the partition
 step of `distribute`, which partitions its graph, is reported too.
 """
 
-import json
+import functools
 import os
 import statistics
 import tempfile
-import time
 
 from absl import app
 from absl import flags
 import numpy as np
-import rich.console
-import rich.table
 import tensorflow as tf
 
+from evaluation import output
+from evaluation import timing
 import tf_poseidon as poseidon
 
-_JSON = flags.DEFINE_string("json", None, "File for the results, of rank 0.")
+_JSON = output.json_flag(what="File for the results, of rank 0.")
 _ROUNDS = flags.DEFINE_integer("rounds", 40, "Steps of each way.")
 _POLICY = flags.DEFINE_string("policy", "sfb", "Policy of all ways.")
 
@@ -115,9 +114,7 @@ def measure(strategy, name):
     x = tf.constant(rng.normal(size=(rows, widths[0])).astype("float32"))
     y = tf.constant(rng.integers(0, widths[-1], rows))
     ways = {way: make(strategy, rows, widths) for way, make in WAYS.items()}
-    started = time.perf_counter()
-    ways["distribute"][0](x, y)
-    first_s = time.perf_counter() - started
+    first_s = timing.seconds(lambda: ways["distribute"][0](x, y))
     ways["saved"][0](x, y)
     ways["run"][0](x, y)
     for _ in range(3):
@@ -127,19 +124,10 @@ def measure(strategy, name):
         for ours, theirs in zip(ways[way][1], ways["run"][1], strict=True):
             # After four steps, relative to the largest change of a variable.
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(np.abs(theirs.numpy()).max(), 1e-3))
-    times = {way: [] for way in ways}
-    order = list(ways)
-    for i in range(_ROUNDS.value):
-        # The order changes, so that no way always follows the same one.
-        for way in order[i % 3:] + order[:i % 3]:
-            started = time.perf_counter()
-            ways[way][0](x, y)
-            times[way].append(time.perf_counter() - started)
-    result = {"first_step_s": first_s, **{f"{way}_ms": 1e3 * statistics.median(times[way]) for way in ways}}
-    for way in ("distribute", "saved"):
-        low, median, high = statistics.quantiles([a / b for a, b in zip(times[way], times["run"])], n=4)
-        result[way] = {"ratio": median, "quartiles": [low, high]}
-    return result
+    times = timing.in_turns({way: functools.partial(step, x, y) for way, (step, _) in ways.items()},
+                            range(_ROUNDS.value))
+    return {"first_step_s": first_s, **{f"{way}_ms": 1e3 * statistics.median(times[way]) for way in ways},
+            **{way: timing.ratios(times[way], times["run"]) for way in ("distribute", "saved")}}
 
 
 def main(_):
@@ -148,17 +136,12 @@ def main(_):
     results["models"] = {name: measure(strategy, name) for name in MODELS}
     if strategy.rank:
         return
-    table = rich.table.Table(title=f"{results['ranks']} ranks: a partitioned step / one in strategy.run")
-    for column in ("model", *(f"{way}, ms" for way in WAYS), "distribute / run", "saved / run", "first step, s"):
-        table.add_column(column, justify="right")
-    for name, r in results["models"].items():
-        ratios = ["{ratio:.3f} ({quartiles[0]:.3f}-{quartiles[1]:.3f})".format(**r[way])
-                  for way in ("distribute", "saved")]
-        table.add_row(name, *(f"{r[f'{way}_ms']:.2f}" for way in WAYS), *ratios, f"{r['first_step_s']:.2f}")
-    rich.console.Console(width=110).print(table)
-    if _JSON.value:
-        with open(_JSON.value, "w") as file:
-            json.dump(results, file, indent=1)
+    rows = [(name, *(f"{r[f'{way}_ms']:.2f}" for way in WAYS),
+             *(timing.text(r[way], 3) for way in ("distribute", "saved")), f"{r['first_step_s']:.2f}")
+            for name, r in results["models"].items()]
+    output.show(f"{results['ranks']} ranks: a partitioned step / one in strategy.run",
+                ("model", *(f"{way}, ms" for way in WAYS), "distribute / run", "saved / run", "first step, s"), rows)
+    output.write_json(_JSON.value, results)
 
 
 if __name__ == "__main__":

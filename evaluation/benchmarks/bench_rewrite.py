@@ -7,7 +7,6 @@ project. The rewritten step is stripped again, and must equal the original byte 
 """
 
 import collections
-import json
 import os
 import statistics
 import tempfile
@@ -18,6 +17,7 @@ from absl import flags
 import keras
 import tensorflow as tf
 
+from evaluation import output
 import tf_poseidon as poseidon
 from tf_poseidon.saved_graphs import formats
 
@@ -25,7 +25,7 @@ _MODELS = flags.DEFINE_list("models", ["MobileNetV2", "ResNet50", "ResNet152"], 
 _WORKERS = flags.DEFINE_integer("workers", 8, "Number of ranks to plan for.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Rows on each rank.")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "How often each model is rewritten.")
-_JSON = flags.DEFINE_string("json", None, "File for the results.")
+_JSON = output.json_flag()
 
 
 def save_training_step(name, path, row=(224, 224, 3), **options):
@@ -99,9 +99,7 @@ def main(_):
         for phase, seconds in phases.items():
             if phase != "total":
                 print(f"    {statistics.median(seconds):6.2f} s  {phase}")
-    if _JSON.value:
-        with open(_JSON.value, "w") as file:
-            json.dump({"workers": _WORKERS.value, "batch_size": _BATCH_SIZE.value, "models": results}, file, indent=1)
+    output.write_json(_JSON.value, {"workers": _WORKERS.value, "batch_size": _BATCH_SIZE.value, "models": results})
 
 
 if __name__ == "__main__":

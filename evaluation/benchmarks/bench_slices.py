@@ -9,23 +9,19 @@ are compared before anything is timed; times are those of rank 0, ratios are med
 neighbours.
 """
 
-import json
-import statistics
-import time
 
 from absl import app
 from absl import flags
 import numpy as np
-import rich.console
 import rich.progress
-import rich.table
 import tensorflow as tf
 
+from evaluation import output
 from evaluation import timing
 import tf_poseidon as poseidon
 from tf_poseidon import ops
 
-_JSON = flags.DEFINE_string("json", None, "File for the results.")
+_JSON = output.json_flag()
 _ROUNDS = flags.DEFINE_integer("rounds", 30, "Rounds of each size.")
 
 # (rows of the table, columns, slices of each rank)
@@ -74,34 +70,19 @@ def main(_):
                 np.subtract.at(expected, *make_slices(other, rows, columns, count))
             for kind, (table, _) in systems.items():
                 np.testing.assert_array_equal(table, expected, f"{kind} sums wrongly")
-            times = {kind: [] for kind in systems}
-            for _ in range(_ROUNDS.value):
-                for kind, (_, run) in systems.items():
-                    communicator.sum("barrier", np.zeros(1))
-                    begin = time.perf_counter()
-                    run()
-                    times[kind].append(time.perf_counter() - begin)
+            times = timing.in_turns({kind: run for kind, (_, run) in systems.items()}, range(_ROUNDS.value),
+                                    lambda: communicator.sum("barrier", np.zeros(1)))
             results.append({
                 "rows": rows, "columns": columns, "count": count,
                 "distinct": len(np.unique(indices)),
-                **{kind: timing.summarize(t) for kind, t in times.items()},
-                "ratio": statistics.median(a / b for a, b in zip(times["slices"], times["dense"]))})
+                **{kind: timing.milliseconds(t) for kind, t in times.items()},
+                "ratio": timing.ratios(times["slices"], times["dense"])["median"]})
     if rank == 0:
-        report(results, size)
-
-
-def report(results, size):
-    """Prints the results as a table and writes them as JSON."""
-    table = rich.table.Table(title=f"gradient of a table over {size} ranks, ms: median (quartiles)")
-    for column in ("table", "slices (distinct)", "as slices", "dense", "ratio"):
-        table.add_column(column, justify="right")
-    for r in results:
-        table.add_row(f"{r['rows']} x {r['columns']}", f"{r['count']} ({r['distinct']})",
-                      timing.cell(r["slices"]), timing.cell(r["dense"]), f"{r['ratio']:.2f}")
-    rich.console.Console(width=120).print(table)
-    if _JSON.value:
-        with open(_JSON.value, "w") as file:
-            json.dump({"ranks": size, "results": results}, file, indent=1)
+        rows = [(f"{r['rows']} x {r['columns']}", f"{r['count']} ({r['distinct']})",
+                 *map(timing.milliseconds_text, (r["slices"], r["dense"])), f"{r['ratio']:.2f}") for r in results]
+        output.show(f"gradient of a table over {size} ranks, ms: median (quartiles)",
+                    ("table", "slices (distinct)", "as slices", "dense", "ratio"), rows)
+        output.write_json(_JSON.value, {"ranks": size, "results": results})
 
 
 if __name__ == "__main__":

@@ -9,21 +9,18 @@ turns no function of Keras is wrapped. Logs and predictions of both are compared
 
 from collections.abc import Iterator
 import contextlib
-import json
-import statistics
-import time
 
 from absl import app
 from absl import flags
 import keras
 import numpy as np
-import rich.console
-import rich.table
 
+from evaluation import output
+from evaluation import timing
 import tf_poseidon as poseidon
 from tf_poseidon.keras_hook import hooks
 
-_JSON = flags.DEFINE_string("json", None, "File for the results.")
+_JSON = output.json_flag()
 _ROUNDS = flags.DEFINE_integer("rounds", 15, "Calls of each method of each model.", lower_bound=2)
 _STEPS = flags.DEFINE_integer("steps", 200, "Steps of a call.", lower_bound=1)
 _ROWS = flags.DEFINE_integer("rows", 32, "Rows of a batch.", lower_bound=1)
@@ -69,43 +66,43 @@ def main(_):
     models = {"poseidon": (made(strategy.scope()), contextlib.nullcontext)}
     with unwrapped():
         models["plain"] = made(contextlib.nullcontext()), unwrapped
-    seconds = {(method, name): [] for method in calls for name in models}
-    for turn in range(-1, _ROUNDS.value):
-        for method, call in calls.items():
-            found = {}
+    def calling(name, call):
+        model, context = models[name]
+
+        def run():
+            with context():
+                result = call(model)
+            communicator.sum("barrier", np.zeros(1, np.float32))
+            return result
+
+        return run
+
+    systems = {method: {name: calling(name, call) for name in models} for method, call in calls.items()}
+    for ours_and_plain in systems.values():  # the first calls trace
+        np.testing.assert_allclose(*(run() for run in ours_and_plain.values()), rtol=1e-4, atol=1e-5)
+    times = {method: {"poseidon": [], "plain": []} for method in systems}
+    for turn in range(_ROUNDS.value):
+        for method, ours_and_plain in systems.items():
             # Who goes first changes, so that neither always follows the other.
-            for name in sorted(models, reverse=turn % 2 == 0):
-                model, context = models[name]
-                communicator.sum("barrier", np.zeros(1, np.float32))
-                begin = time.perf_counter()
-                with context():
-                    found[name] = call(model)
-                communicator.sum("barrier", np.zeros(1, np.float32))
-                if turn >= 0:  # the first calls trace
-                    seconds[method, name].append(time.perf_counter() - begin)
-            if turn < 0:
-                np.testing.assert_allclose(found["poseidon"], found["plain"], rtol=1e-4, atol=1e-5)
+            order = dict(sorted(ours_and_plain.items(), reverse=turn % 2 == 0))
+            for name, measured in timing.in_turns(order, range(1), lambda: communicator.sum(
+                    "barrier", np.zeros(1, np.float32))).items():
+                times[method][name] += measured
     if strategy.rank == 0:
-        _report(seconds)
+        _report(times)
 
 
-def _report(seconds):
+def _report(times):
     """Prints milliseconds of a step, median and quartiles, and what of them Keras alone does not take."""
     results = {}
-    table = rich.table.Table(title="milliseconds of a step: median (quartiles)")
-    for column in ("method", "plain Keras", "under PoseidonStrategy", "more than plain Keras"):
-        table.add_column(column, justify="right")
-    for method in dict.fromkeys(method for method, _ in seconds):
-        plain, ours = ([1e3 * each / _STEPS.value for each in seconds[method, name]] for name in ("plain", "poseidon"))
-        results[method] = {name: dict(zip(("low", "median", "high"), statistics.quantiles(times, n=4)))
-                           for name, times in (("plain", plain), ("poseidon", ours), (
-                               "more", [a - b for a, b in zip(ours, plain, strict=True)]))}
-        table.add_row(method, *("{median:.2f} ({low:.2f}-{high:.2f})".format(**each)
-                                for each in results[method].values()))
-    rich.console.Console(width=110).print(table)
-    if _JSON.value:
-        with open(_JSON.value, "w") as file:
-            json.dump(results, file, indent=1)
+    for method, by_name in times.items():
+        plain, ours = ([1e3 * seconds / _STEPS.value for seconds in by_name[name]] for name in ("plain", "poseidon"))
+        results[method] = {"plain": timing.summary(plain), "poseidon": timing.summary(ours),
+                           "more": timing.summary([a - b for a, b in zip(ours, plain, strict=True)])}
+    output.show("milliseconds of a step: median (quartiles)",
+                ("method", "plain Keras", "under PoseidonStrategy", "more than plain Keras"),
+                [(method, *map(timing.text, found.values())) for method, found in results.items()])
+    output.write_json(_JSON.value, results)
 
 
 if __name__ == "__main__":

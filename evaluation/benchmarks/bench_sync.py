@@ -11,7 +11,6 @@ tensors). Results are verified before anything is timed. Times are those of rank
 ratios within each round.
 """
 
-import json
 import statistics
 import time
 
@@ -19,17 +18,16 @@ from absl import app
 from absl import flags
 from mpi4py import MPI  # starts MPI with MPI_THREAD_MULTIPLE; the strategy then shares it
 import numpy as np
-import rich.console
 import rich.progress
-import rich.table
 import tensorflow as tf
 
+from evaluation import output
 from evaluation import peers
 from evaluation import timing
 import tf_poseidon as poseidon
 from tf_poseidon import ops
 
-_JSON = flags.DEFINE_string("json", None, "File for the results.")
+_JSON = output.json_flag()
 _REPEAT_S = flags.DEFINE_float("repeat_s", 2.0, "Seconds of measuring per size and system.")
 
 _RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", None, "As of PoseidonStrategy.", lower_bound=1)
@@ -110,22 +108,10 @@ def mpi_sum(x):
 
 def measure(systems, barrier, seconds):
     """Returns the times in seconds of the systems, which take turns: {name: [times]}."""
-    times = {name: [] for name in systems}
-    for name, run in systems.items():  # warm-up, and to agree on the number of rounds
-        barrier()
-        begin = time.perf_counter()
-        run()
-        times[name].append(time.perf_counter() - begin)
-    longest = max(sum(t) for t in times.values())
+    first = timing.in_turns(systems, range(1), barrier)  # warm-up, and to agree on the number of rounds
+    longest = max(seconds for seconds, in first.values())
     rounds = MPI.COMM_WORLD.bcast(int(min(max(seconds / longest, 10), 300)))
-    times = {name: [] for name in systems}
-    for _ in range(rounds):
-        for name, run in systems.items():
-            barrier()
-            begin = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - begin)
-    return times
+    return timing.in_turns(systems, range(rounds), barrier)
 
 
 def measure_horovod(x, expected):
@@ -141,11 +127,6 @@ def measure_horovod(x, expected):
     MPI.COMM_WORLD.Barrier()
     hvd.shutdown()
     return times
-
-
-def ratio(times, baseline):
-    """Returns the median of the ratios of neighbours in time: the machine's speed drifts."""
-    return statistics.median(a / b for a, b in zip(times, baseline)) if baseline else None
 
 
 def main(_):
@@ -178,30 +159,19 @@ def main(_):
                       for peer in _PEERS.value}
             times = {name: sum(blocks, []) for name, blocks in times.items()}
             results.append({"bytes": num_bytes, "tensors": count,
-                            **{name: timing.summarize(t) for name, t in times.items()},
-                            "to_mpi": ratio(times["poseidon"], times["mpi"]),
+                            **{name: timing.milliseconds(t) for name, t in times.items()},
+                            "to_mpi": timing.ratios(times["poseidon"], times["mpi"])["median"],
                             **{f"{peer}_to_poseidon": value for peer, value in ratios.items()},
-                            "to_one": ratio(times["poseidon"], times.get("one"))})
+                            "to_one": timing.ratios(times["poseidon"], times["one"])["median"] if count > 1 else None})
     if rank == 0:
-        report(results, size)
-
-
-def report(results, size):
-    """Prints the results as a table and writes them as JSON."""
-    table = rich.table.Table(title=f"sum over {size} ranks, ms: median (quartiles)")
-    for column in ("tensors x bytes", "poseidon", "MPI_Iallreduce", "to MPI", "to one tensor",
-                   "empty tf.function", *(f"{peer} (to poseidon)" for peer in _PEERS.value)):
-        table.add_column(column, justify="right")
-    for r in results:
-        cells = [timing.cell(r[name]) for name in ("poseidon", "mpi")]
-        table.add_row(f"{r['tensors']} x {r['bytes']}", *cells, f"{r['to_mpi']:.2f}",
-                      f"{r['to_one']:.2f}" if r["to_one"] else "",
-                      f"{r['empty']['median_ms']:.3f}",
-                      *(f"{timing.cell(r[peer])} ({r[f'{peer}_to_poseidon']:.2f})" for peer in _PEERS.value))
-    rich.console.Console(width=180).print(table)
-    if _JSON.value:
-        with open(_JSON.value, "w") as file:
-            json.dump({"ranks": size, "results": results}, file, indent=1)
+        rows = [(f"{r['tensors']} x {r['bytes']}", *map(timing.milliseconds_text, (r["poseidon"], r["mpi"])),
+                 f"{r['to_mpi']:.2f}", f"{r['to_one']:.2f}" if r["to_one"] else "", f"{r['empty']['median_ms']:.3f}",
+                 *(f"{timing.milliseconds_text(r[peer])} ({r[f'{peer}_to_poseidon']:.2f})" for peer in _PEERS.value))
+                for r in results]
+        output.show(f"sum over {size} ranks, ms: median (quartiles)",
+                    ("tensors x bytes", "poseidon", "MPI_Iallreduce", "to MPI", "to one tensor", "empty tf.function",
+                     *(f"{peer} (to poseidon)" for peer in _PEERS.value)), rows)
+        output.write_json(_JSON.value, {"ranks": size, "results": results})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ The densities are those of the inputs of dense layers and of the errors of their
 of bytes are what travelled in the epoch.
 """
 
-import json
+import functools
 import statistics
 import time
 
@@ -17,14 +17,14 @@ import keras
 from keras import layers
 from mpi4py import MPI
 import numpy as np
-import rich.console
-import rich.table
 import tensorflow as tf
 
+from evaluation import output
+from evaluation import timing
 import tf_poseidon as poseidon
 from tf_poseidon.job import communicator as communicator_lib
 
-_JSON = flags.DEFINE_string("json", None, "File for the results.")
+_JSON = output.json_flag()
 _ROWS = flags.DEFINE_integer("rows", 4096, "Images of the epoch.", lower_bound=64)
 _BATCH = flags.DEFINE_integer("batch_size", 64, "Rows of a global batch.", lower_bound=2)
 _REPEATS = flags.DEFINE_integer("repeats", 31, "Measurements of each matrix.", lower_bound=3)
@@ -117,19 +117,15 @@ def times_of_zeros():
 def _times(matrix):
     times, other = {"copy": [], "leave_out": [], "put_back": []}, np.empty_like(matrix)
     for _ in range(_REPEATS.value):
-        begin = time.perf_counter()
-        np.copyto(other, matrix)
-        times["copy"].append(time.perf_counter() - begin)
+        times["copy"].append(timing.seconds(lambda: np.copyto(other, matrix)))
         begin = time.perf_counter()
         left = communicator_lib.WithoutZeros(matrix)
         times["leave_out"].append(time.perf_counter() - begin)
         if left.num_bytes is None:
             continue
-        begin = time.perf_counter()
-        left.put_back(other)
-        times["put_back"].append(time.perf_counter() - begin)
+        times["put_back"].append(timing.seconds(functools.partial(left.put_back, other)))
         np.testing.assert_array_equal(other.view(np.uint8), matrix.view(np.uint8))
-    return {f"{name}_ms": 1e3 * statistics.median(each) if each else None for name, each in times.items()}
+    return {f"{name}_ms": 1e3 * statistics.median(seconds) if seconds else None for name, seconds in times.items()}
 
 
 def main(_):
@@ -140,29 +136,21 @@ def main(_):
     if strategy.rank != 0:
         return
     results = {"networks": networks, "zeros": times_of_zeros()}
-    console = rich.console.Console()
-    table = rich.table.Table(title="bytes of factors that travel, as a share of all")
-    for column in ("network", "accuracy", "layer", "input not zero", "errors not zero", "share"):
-        table.add_column(column, justify="right")
+    rows = []
     for name, found in networks.items():
-        for layer, (of_input, of_errors) in found["densities"].items():
+        for layer, shares in found["densities"].items():
             share = next(share for site, share in found["shares"].items() if layer in site)
-            numbers = found["accuracy"], of_input, of_errors, share
-            accuracy, *others = (f"{number:.2f}" for number in numbers)
-            table.add_row(name, accuracy, layer, *others)
-        table.add_row(name, "", "all", "", "", f"{found['sent_bytes'] / found['bytes']:.3f}")
-    console.print(table)
-    table = rich.table.Table(title="GB/s of a matrix on one thread")
-    for column in ("MiB", "type", "not zero", "copying", "leaving out", "putting back"):
-        table.add_column(column, justify="right")
-    for row in results["zeros"]:
-        rates = [f"{row['megabytes'] * 1.048576 / row[f'{what}_ms']:.1f}" if row[f"{what}_ms"] else "as it is"
-                 for what in ("copy", "leave_out", "put_back")]
-        table.add_row(str(row["megabytes"]), row["dtype"], f"{row['density']}", *rates)
-    console.print(table)
-    if _JSON.value:
-        with open(_JSON.value, "w", encoding="utf-8") as file:
-            file.write(json.dumps(results, indent=1) + "\n")
+            accuracy, *others = (f"{number:.2f}" for number in (found["accuracy"], *shares, share))
+            rows.append((name, accuracy, layer, *others))
+        rows.append((name, "", "all", "", "", f"{found['sent_bytes'] / found['bytes']:.3f}"))
+    output.show("bytes of factors that travel, as a share of all",
+                ("network", "accuracy", "layer", "input not zero", "errors not zero", "share"), rows)
+    rows = [(str(row["megabytes"]), row["dtype"], f"{row['density']}", *(
+        f"{row['megabytes'] * 1.048576 / row[f'{what}_ms']:.1f}" if row[f"{what}_ms"] else "as it is"
+        for what in ("copy", "leave_out", "put_back"))) for row in results["zeros"]]
+    output.show("GB/s of a matrix on one thread",
+                ("MiB", "type", "not zero", "copying", "leaving out", "putting back"), rows)
+    output.write_json(_JSON.value, results)
 
 
 if __name__ == "__main__":

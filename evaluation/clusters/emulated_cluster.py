@@ -44,8 +44,8 @@ import time
 
 from absl import app
 from absl import flags
-import rich.console
-import rich.table
+
+from evaluation import output
 
 # `ip netns exec NAME` mounts the files in _NETNS/NAME over those in /etc.
 _DELAYED_LINK = pathlib.Path(__file__).with_name("delayed_link.py")
@@ -406,18 +406,13 @@ def main(arguments):
               "received": new[1] - old[1]}
              for name, address, gbps, old, new in zip(cluster.names, cluster.addresses,
                                                       cluster.gbps, before, after)]
-    table = rich.table.Table(title=f"{seconds:.1f} s, status {status}")
-    for column in ("host", "address", "Gbit/s", "sent MB", "received MB"):
-        table.add_column(column, justify="right")
-    for host in hosts:
-        table.add_row(host["name"], host["address"], f"{host['gbps']:g}",
-                      f"{host['sent'] / 1e6:.3f}", f"{host['received'] / 1e6:.3f}")
-    rich.console.Console(width=100, stderr=True).print(table)
-    if given.json:
-        with open(given.json, "w") as file:
-            json.dump({"delay_us": given.delay_us, "loss_percent": given.loss,
-                       "launcher": launcher, "ranks_per_host": given.ranks_per_host,
-                       "seconds": seconds, "status": status, "hosts": hosts}, file, indent=1)
+    rows = [(host["name"], host["address"], f"{host['gbps']:g}", f"{host['sent'] / 1e6:.3f}",
+             f"{host['received'] / 1e6:.3f}") for host in hosts]
+    output.show(f"{seconds:.1f} s, status {status}", ("host", "address", "Gbit/s", "sent MB", "received MB"), rows,
+                file=sys.stderr)
+    output.write_json(given.json, {
+        "delay_us": given.delay_us, "loss_percent": given.loss, "launcher": launcher,
+        "ranks_per_host": given.ranks_per_host, "seconds": seconds, "status": status, "hosts": hosts})
     sys.exit(status)
 
 

@@ -21,10 +21,9 @@ import tempfile
 
 from absl import app
 from absl import flags
-import rich.console
-import rich.table
 
 from evaluation import modules
+from evaluation import output
 from evaluation.clusters import emulated_cluster
 
 _PYTORCH = flags.DEFINE_string("pytorch_python", None, "Python that has torch and torchvision.")
@@ -32,7 +31,7 @@ _JAX = flags.DEFINE_string("jax_python", None, "Python that has jax and keras.")
 _HOSTS = flags.DEFINE_integer("hosts", 4, "Number of hosts.")
 _NETWORKS = flags.DEFINE_list("networks", None, "Networks, by default all.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Jobs of each system.", lower_bound=1)
-_JSON = flags.DEFINE_string("json", "docs/results/alternatives.json", "File for the results; existing ones are kept.")
+_JSON = output.json_flag("docs/results/alternatives.json", "File for the results; existing ones are kept.")
 
 # Rates of links in Gbit/s, by network.
 RATES = {"mobilenet_v2": (10, 1), "resnet50": (10, 1), "transformer_12": (10, 1), "efficientnet_b0": (10, 1),
@@ -63,8 +62,8 @@ def main(_):
                 start = number % len(order)
                 jobs = {system: run(system, pythons[system], network, gbps) for system in order[start:] + order[:start]}
                 runs.append(key | {"jobs": jobs})
-                path.write_text(json.dumps(result, indent=1) + "\n")
-    rich.console.Console(width=120).print(table(runs))
+                output.write_json(path, result)
+    show(runs)
 
 
 def _versions(python):
@@ -113,16 +112,14 @@ def summary(runs):
             for key, systems in found.items()}
 
 
-def table(runs):
-    """Returns a table of `summary`."""
-    result = rich.table.Table("network", "Gbit/s", "system", "ms per step", "to poseidon", "processors, ms",
-                              "to poseidon")
-    for (network, gbps), systems in summary(runs).items():
-        for system, measures in systems.items():
-            result.add_row(network, str(gbps), system, *(
-                f"{measures[what][1]:.{digits}f} ({measures[what][0]:.{digits}f}–{measures[what][2]:.{digits}f})"
-                for what, digits in (("ms", 0), ("ratio", 2), ("processor_ms", 0), ("processor_ratio", 2))))
-    return result
+def show(runs):
+    """Prints a table of `summary`."""
+    rows = [(network, str(gbps), system, *(
+        f"{measures[what][1]:.{digits}f} ({measures[what][0]:.{digits}f}–{measures[what][2]:.{digits}f})"
+        for what, digits in (("ms", 0), ("ratio", 2), ("processor_ms", 0), ("processor_ratio", 2))))
+            for (network, gbps), systems in summary(runs).items() for system, measures in systems.items()]
+    output.show("median (least–most) of the jobs", (
+        "network", "Gbit/s", "system", "ms per step", "to poseidon", "processors, ms", "to poseidon"), rows, left=3)
 
 
 if __name__ == "__main__":

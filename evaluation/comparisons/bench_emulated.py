@@ -20,13 +20,13 @@ import rich.console
 import rich.progress
 
 from evaluation import modules
+from evaluation import output
 from evaluation.clusters import emulated_cluster
 
-_JSON = flags.DEFINE_string("json", "docs/results/emulated.json", "File for the results; existing ones are kept.")
+_JSON = output.json_flag("docs/results/emulated.json", "File for the results; existing ones are kept.")
 _PARTS = flags.DEFINE_list("parts", ["points", "table"], "What to measure.")
 _AGAIN = flags.DEFINE_bool("again", False, "Begin with an empty file.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Measurements of each system.")
-
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,15 +127,14 @@ def main(_):
         for run in progress.track(runs, description="runs"):
             console.print(run)
             results.append({"run": run.fields(), **measure(run)})
-            path.write_text(json.dumps(results, indent=1) + "\n")
+            output.write_json(path, results)
     print(table(results))
 
 
 def table(results):
     """Returns a table in Markdown: a line per run, a column per system."""
     systems = list(dict.fromkeys(row["system"] for entry in results for row in entry["results"]))
-    lines = [["model", "hosts", "ranks on each", "Gbit/s", "D", "S", *systems, "poseidon to its bound"]]
-    lines.append(["---"] * len(lines[0]))
+    header, lines = ["model", "hosts", "ranks on each", "Gbit/s", "D", "S", *systems, "poseidon to its bound"], []
     for entry in results:
         run, rows = entry["run"], {row["system"]: row for row in entry["results"]}
         model = run["model"] + ("" if run["profile"] else ", computed")
@@ -147,7 +146,7 @@ def table(results):
                          else f"{milliseconds:,.0f} ({milliseconds / ours:.2f})")
         lines.append([model, *(f"{run[key]:g}" for key in ("hosts", "ranks_per_host", "gbps", "dilation", "shrink")),
                       *cells, f"{rows['poseidon']['to_bound']:.2f}"])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(output.markdown_table(header, lines))
 
 
 def measure(run):

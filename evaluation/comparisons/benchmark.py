@@ -25,7 +25,6 @@ cluster.
 
 import dataclasses
 import importlib
-import json
 import os
 import pathlib
 import statistics
@@ -41,6 +40,7 @@ import rich.progress
 import rich.table
 import tensorflow as tf
 
+from evaluation import output
 from evaluation import peers
 from evaluation import timing
 from evaluation.comparisons import systems as systems_lib
@@ -75,7 +75,7 @@ _KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "Same as in Pose
 _RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", None, "As of PoseidonStrategy.", lower_bound=1)
 _TIMELINE = flags.DEFINE_string("timeline", None, "File for a Chrome trace of some steps of the first of our "
                                 "systems; a table says where they went.")
-_JSON = flags.DEFINE_string("json", None, "File for the results.")
+_JSON = output.json_flag()
 
 
 @dataclasses.dataclass
@@ -324,15 +324,13 @@ def report(systems, measured, rebuild, cluster, rows):
              f"{_COMPUTE.value}")
     if (dilation, shrink) != (1, 1):
         title += f"; dilation {dilation:g}, shrink {shrink:g}"
-    table = rich.table.Table(title=title)
     first = next((name for name in systems if name != systems_lib.SINGLE), systems_lib.SINGLE)
-    for column in ("system", "rows/s", "step, ms (quartiles)", "exposed, ms", "MB of a rank", "MB on its link",
-                   "at least, ms", "step to that", f"step to {first}", "schemes"):
-        table.add_column(column, justify="right")
-    results = []
+    header = ("system", "rows/s", "step, ms (quartiles)", "exposed, ms", "MB of a rank", "MB on its link",
+              "at least, ms", "step to that", f"step to {first}", "schemes")
+    results, lines = [], []
     for name, system in systems.items():
         times, of_first = measured[name].seconds, measured[first].seconds
-        summary = timing.summarize([t / dilation for t in times])
+        summary = timing.milliseconds([t / dilation for t in times])
         row = {"system": name, "step": summary, "rows_per_s": 1e3 * cluster.workers * rows / summary["median_ms"],
                "exposed_ms": 1e3 * statistics.median(a - b for a, b in zip(times, single)) / dilation,
                "payload_bytes": shrink * statistics.median(measured[name].payload) if _counts(name) else None,
@@ -349,20 +347,17 @@ def report(systems, measured, rebuild, cluster, rows):
                     "bound_ms": 1e3 * bound, "to_bound": summary["median_ms"] / (1e3 * bound),
                     "schemes": {scheme: schemes.count(scheme) for scheme in sorted(set(schemes))}}
         results.append(row)
-        table.add_row(name, f"{row['rows_per_s']:,.1f}", timing.cell(summary), f"{row['exposed_ms']:.1f}",
+        lines.append((name, f"{row['rows_per_s']:,.1f}", timing.milliseconds_text(summary), f"{row['exposed_ms']:.1f}",
                       f"{row['payload_bytes'] / 1e6:.1f}" if _counts(name) else "",
                       f"{row['bytes_on_link'] / 1e6:.1f}",
                       *([f"{row['bound_ms']:.1f}", f"{row['to_bound']:.2f}"] if system.plan else [""] * 2),
                       f"{row['to_first']:.2f}",
-                      ", ".join(f"{n} {s}" for s, n in row.get("schemes", {}).items()))
-    rich.console.Console(width=160).print(table)
-    if _JSON.value:
-        with open(_JSON.value, "w") as file:
-            json.dump({"model": _MODEL.value, "batch_size": rows, "compute": _COMPUTE.value,
-                       "dilation": dilation, "shrink": shrink, "bandwidth_gbps": gbps,
-                       "cluster": dataclasses.asdict(cluster),
-                       "calibrated": dataclasses.asdict(poseidon.calibrate()), "results": results},
-                      file, indent=1)
+                      ", ".join(f"{n} {s}" for s, n in row.get("schemes", {}).items())))
+    output.show(title, header, lines)
+    output.write_json(_JSON.value, {
+        "model": _MODEL.value, "batch_size": rows, "compute": _COMPUTE.value, "dilation": dilation, "shrink": shrink,
+        "bandwidth_gbps": gbps, "cluster": dataclasses.asdict(cluster),
+        "calibrated": dataclasses.asdict(poseidon.calibrate()), "results": results})
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from absl import app
 from absl import flags
 
 from evaluation import modules
+from evaluation import output
 from evaluation.faults import fault_table
 from evaluation.faults import hosts
 
@@ -128,7 +129,7 @@ def report(rows: Sequence[Row]) -> str:
         "# What went wrong, and how jobs ended", "",
         "Written by `evaluation.faults.faults --markdown`. Times are from the fault to the end of the launcher; jobs "
         "without", "one go on, and end well.", "",
-        *("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *cells)), "",
+        *output.markdown_table(header, cells), "",
         f"{len(rows)} faults; {len(wrong) or 'nothing'} {'are' if wrong else 'is'} wrong.", *wrong, ""])
 
 
@@ -150,5 +151,5 @@ def main(_: Sequence[str]) -> int:
 if __name__ == "__main__":
     _CHOSEN = flags.DEFINE_multi_enum("kinds", list(_KINDS), list(_KINDS), "What goes wrong where.")
     _ONLY = flags.DEFINE_string("only", "", "Regular expression of the names of faults.")
-    _MARKDOWN = flags.DEFINE_string("markdown", None, "File for the table.")
+    _MARKDOWN = output.markdown_flag()
     app.run(main)

@@ -24,11 +24,12 @@ from absl import app
 from absl import flags
 
 from evaluation import modules
+from evaluation import output
 from evaluation.faults import planted_table
 from evaluation.faults.planted_table import Planted
 
-_JSON = flags.DEFINE_string("json", "build/planted.json", "File with what was found.")
-_MARKDOWN = flags.DEFINE_string("markdown", None, "Page to write.")
+_JSON = output.json_flag("build/planted.json", "File with what was found.")
+_MARKDOWN = output.markdown_flag()
 _NAMES = flags.DEFINE_string("names", "", "Only faults whose 'part: name' has this pattern.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Processes that run tests.")
 _LIMIT_S = flags.DEFINE_float("limit_s", 3600, "Seconds after which tests that find a fault by not ending have failed.")
@@ -75,7 +76,7 @@ class _Found:
         self._tried.setdefault(fault.name, {})[search] = tests[0] if tests else ""
         print(f"{fault.name}: {search}: {tests[0] if tests else _NOTHING}", flush=True)
         self._store.parent.mkdir(parents=True, exist_ok=True)
-        self._store.write_text(json.dumps(self._tried, indent=1))
+        output.write_json(self._store, self._tried)
 
 
 def _search_together(command: str, faults: Sequence[Planted], found: _Found) -> None:

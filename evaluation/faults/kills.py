@@ -14,6 +14,7 @@ import pathlib
 from absl import app
 from absl import flags
 
+from evaluation import output
 from evaluation.faults import killing
 
 _KILLS = flags.DEFINE_integer("kills", 108, "Number of kills.")
@@ -22,7 +23,7 @@ _PLACES = flags.DEFINE_multi_enum("places", list(killing.PLACES), list(killing.P
                                   "Where jobs run; emulated hosts need root.")
 _TOGETHER = flags.DEFINE_integer("together", 6, "Kills of one job, each in a start of its own.")
 _SEED = flags.DEFINE_integer("seed", 1, "Seed of ranks and of the order of moments.")
-_MARKDOWN = flags.DEFINE_string("markdown", None, "File for the report.")
+_MARKDOWN = output.markdown_flag()
 
 
 def main(_: Sequence[str]) -> int:

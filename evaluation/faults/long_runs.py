@@ -20,6 +20,7 @@ from absl import flags
 import keras
 import numpy as np
 
+from evaluation import output
 import tf_poseidon as poseidon
 
 ROWS, BATCH, LOOKS = 64, 16, 10
@@ -105,7 +106,7 @@ def report(rows: Sequence[tuple[str, Resources]], ranks: int, problems: Sequence
     return "\n".join([
         "# Long runs", "", f"Written by `evaluation.faults.long_runs --markdown`: what rank 0 of {ranks} has after "
         "steps of one model, and", "then after calls of `fit`, each of a new model.", "",
-        *("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *cells)), "",
+        *output.markdown_table(header, cells), "",
         *(problems or ["No second half adds descriptors, threads or names, and each adds less than "
                        f"{_GROWTH_MIB.value:g} MiB of memory."]), ""])
 
@@ -133,5 +134,5 @@ if __name__ == "__main__":
     _STEPS = flags.DEFINE_integer("steps", 10000, "Steps of one model.")
     _FITS = flags.DEFINE_integer("fits", 300, "Calls of fit, each of a new model.")
     _GROWTH_MIB = flags.DEFINE_float("growth_mib", 64, "Most memory that a second half may add, MiB.")
-    _MARKDOWN = flags.DEFINE_string("markdown", None, "File for the report.")
+    _MARKDOWN = output.markdown_flag()
     app.run(main)

@@ -1,0 +1,45 @@
+"""What commands print and write, alike for all of them: tables to look at, Markdown, JSON."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+import json
+import pathlib
+from typing import Any
+from typing import TextIO
+
+from absl import flags
+import rich.console
+import rich.table
+
+
+def json_flag(default: str | None = None, what: str = "File for the results.") -> flags.FlagHolder[str | None]:
+    """Defines the flag --json."""
+    return flags.DEFINE_string("json", default, what)
+
+
+def markdown_flag(what: str = "File for the table.") -> flags.FlagHolder[str | None]:
+    """Defines the flag --markdown."""
+    return flags.DEFINE_string("markdown", None, what)
+
+
+def write_json(path: str | pathlib.Path | None, values: Any) -> None:
+    """Writes values as JSON, if there is a path."""
+    if path:
+        pathlib.Path(path).write_text(json.dumps(values, indent=1) + "\n")
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table in Markdown."""
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+
+
+def show(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1,
+         file: TextIO | None = None) -> None:
+    """Prints a table, as wide as it is; all columns but the first few (`left`) are right-aligned."""
+    table = rich.table.Table(title=title)
+    for number, column in enumerate(header):
+        table.add_column(column, justify="left" if number < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    widest = rich.console.Console(width=1000).measure(table).maximum
+    rich.console.Console(width=max(widest, len(title)), file=file).print(table)
