@@ -30,7 +30,7 @@ from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import encoded
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session as session_lib
-from tf_poseidon.graph_passes.find import own_markers
+from tf_poseidon.graph_passes.find import poseidon_markers
 from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
@@ -205,7 +205,7 @@ class GraphPass:
         agree, session = training_step.node_of(graph_def), self.session
         number = _number_of(graph_def)
         # Otherwise it only sums, for example, metrics, and a given plan was not made for it.
-        trains = agree is not None or session.marker_ops != own_markers.OPS
+        trains = agree is not None or session.marker_ops != poseidon_markers.OPS
         try:
             outcome = session.rewrite(graph_def, by_policy=not trains, add_shapes=add_shapes)
         except session_lib.CannotFollowError as error:

@@ -16,7 +16,7 @@ from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes import session
-from tf_poseidon.graph_passes.find import own_markers
+from tf_poseidon.graph_passes.find import poseidon_markers
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.write import rewrite as rewrite_lib
@@ -301,7 +301,7 @@ def test_invalid_graphs_are_noticed(change, message):
 def test_wrong_rewrites_are_noticed(change, message):
     before = graph_def_of("matmul")
     after = rewrite(before).graph_def
-    markers = own_markers.find(graph_lib.Graph(before))
+    markers = poseidon_markers.find(graph_lib.Graph(before))
     assert not rewrite_lib.problem_of(before, after, markers)
     change({node.name: node for node in after.node})
     assert message in rewrite_lib.problem_of(before, after, markers)

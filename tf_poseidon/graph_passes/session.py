@@ -26,7 +26,7 @@ from tf_poseidon.graph_passes.find import all_markers
 from tf_poseidon.graph_passes.find import exchanges
 from tf_poseidon.graph_passes.find import foreign
 from tf_poseidon.graph_passes.find import operations
-from tf_poseidon.graph_passes.find import own_markers
+from tf_poseidon.graph_passes.find import poseidon_markers
 from tf_poseidon.graph_passes.find import priorities
 from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.graph import garbage
@@ -102,7 +102,7 @@ class RewriteSession:
             comparison: Compares agreement texts between ranks; None where ranks need not agree.
         """
         self.planner = dataclasses.replace(planner, schemes=writers.schemes_of(writer))
-        self.marker_ops = foreign.OPS if is_foreign else own_markers.OPS
+        self.marker_ops = foreign.OPS if is_foreign else poseidon_markers.OPS
         self.has_to_agree = comparison is not None
         self._comparison = comparison
         self._find = all_markers.FindMarkers(planner.cluster.workers if is_foreign else None)

@@ -26,7 +26,7 @@ from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes.find import own_markers
+from tf_poseidon.graph_passes.find import poseidon_markers
 from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
@@ -177,7 +177,7 @@ class PartitionedFunction:
             self._interface = self._interface.of_step(traced, self.results, partitioned.graph_def)
         self.report = partitioned.report
         self.whole = tuple(planning.WholeOp(op.node, op.op, op.bytes.per_row) for op in self.report.whole)
-        self.has_sites = any(node.op in own_markers.OPS for node in partitioned.graph_def.node)
+        self.has_sites = any(node.op in poseidon_markers.OPS for node in partitioned.graph_def.node)
         self.agreement_text = "\n".join([self.report.agreement_text(), *graph_texts.lines(partitioned.graph_def), *(
             [] if self.results is None else self.results.lines)])
         self._trained = {exchange.site for exchange in self.report.exchanges if exchange.variable}
@@ -241,7 +241,7 @@ class PartitionedFunction:
 
     def _set_wire_dtype(self, graph_def: graph_pb2.GraphDef) -> None:
         for node in graph_def.node:
-            if node.op in own_markers.OPS and node.attr["site"].s.decode() in self._trained:
+            if node.op in poseidon_markers.OPS and node.attr["site"].s.decode() in self._trained:
                 node.attr["wire_dtype"].s = (self._options.wire_dtype or "").encode()
 
     def _build(self, graph_def: graph_pb2.GraphDef, mark: str,
@@ -275,7 +275,7 @@ class PartitionedFunction:
                   whole=planning.whole_op.dumps(self.whole), steps=steps, global_rows=self._rows, function=self.number)
         checks = graph.get_operations()[-1:]
         if self._options.verifier:
-            markers = [operation for operation in graph.get_operations() if operation.type in own_markers.OPS]
+            markers = [operation for operation in graph.get_operations() if operation.type in poseidon_markers.OPS]
             checks += _verified([marker for marker in markers if marker.get_attr("site").decode().removesuffix(mark)
                                  in self._trained], self._options.verifier)
         return checks

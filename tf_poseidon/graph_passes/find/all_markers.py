@@ -9,12 +9,12 @@ import dataclasses
 
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import foreign
-from tf_poseidon.graph_passes.find import own_markers
+from tf_poseidon.graph_passes.find import poseidon_markers
 from tf_poseidon.graph_passes.graph import check
 
 
 class FindMarkers(passes.Pass):
-    """Finds our own markers, or the all-reduces of another library."""
+    """Finds Poseidon's markers, or the all-reduces of another library."""
 
     def __init__(self, foreign_ranks: int | None = None) -> None:
         """Makes the pass.
@@ -33,7 +33,7 @@ class FindMarkers(passes.Pass):
         # TensorFlow reorders graphs; this restores the order of the user's program, as far as that is known.
         order = training.facts.order()
         return dataclasses.replace(training, markers=tuple(sorted(
-            own_markers.find(training.graph), key=lambda marker: (order(marker.site), marker.node))))
+            poseidon_markers.find(training.graph), key=lambda marker: (order(marker.site), marker.node))))
 
     def ensures(self, training: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
         sites = [marker.site for marker in result.markers]

@@ -1,6 +1,6 @@
 """Horovod's ops, which replace our markers and those of programs for Horovod.
 
-Our own markers become all-reduces. Slices that stay slices are gathered, and those with the same index are summed.
+Poseidon's markers become all-reduces. Slices that stay slices are gathered, and those with the same index are summed.
 
 Other ranks identify an op of Horovod by the last component of its name, which is made from the name of the site.
 

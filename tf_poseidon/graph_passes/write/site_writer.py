@@ -129,7 +129,7 @@ class SiteWriter:
 
     @property
     def _contributes(self) -> str:
-        """Whether this rank has rows of its own, a tensor; only our own markers have it."""
+        """Whether this rank has rows of its own, a tensor; only Poseidon's markers have it."""
         assert self.marker.contributes is not None
         return self.marker.contributes
 

@@ -51,7 +51,7 @@ def write(planned: PlannedGraph, marker: Marker, writer: type[SiteWriter]) -> Si
     Args:
         planned: The `PlannedGraph`.
         marker: The site's marker.
-        writer: The class whose ops replace our own markers; markers of another library are replaced with its ops.
+        writer: The class whose ops replace Poseidon's markers; those of another library are replaced with its ops.
 
     Returns:
         The writer that was used.
