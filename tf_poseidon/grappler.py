@@ -95,26 +95,26 @@ def _plug_in(passes: Any, markers: Collection[str]) -> bool:
     return _is_plugged_in
 
 
-class PlannedFunction:
-    """A training function, as the owner of its plan.
+class FunctionPlan:
+    """The plan of a training function, which changes as TensorFlow optimises the function's graphs.
 
     Attributes:
         overlap: Whether the steps of an execution overlap, a sentence; "" if one step runs at a time.
     """
 
     def __init__(self, plan: planning.Plan) -> None:
-        """Makes a function; `plan` is its plan as long as TensorFlow has not optimised it."""
+        """Notes a plan, which holds as long as TensorFlow has optimised no graph."""
         self.overlap = ""
         self._plans = {0: plan}  # by the number of steps of its graphs
 
     @property
     def plan(self) -> planning.Plan:
-        """Its plan; of several steps rather than of those that are left over."""
+        """The plan; of several steps rather than of those that are left over."""
         plan = self._plans[max(self._plans)]
         return plan if plan.overlap == self.overlap else dataclasses.replace(plan, overlap=self.overlap)
 
     def note(self, plan: planning.Plan) -> None:
-        """Notes the plan by which TensorFlow has optimised it, or why it was not rewritten."""
+        """Notes the plan by which TensorFlow has optimised a graph, or why it was not rewritten."""
         self._plans = {0: plan} if plan.refusal else {**self._plans, plan.steps: plan}
 
 
@@ -132,8 +132,9 @@ class GraphPass:
         self.session = session
         self.strict = strict
         self._refusal = ""  # of all graphs
-        self._latest: PlannedFunction | None = None
-        self._functions: weakref.WeakValueDictionary[int, PlannedFunction] = weakref.WeakValueDictionary()  # by number
+        self._latest: FunctionPlan | None = None
+        # By the function's number; each lives as long as its function.
+        self._plans: weakref.WeakValueDictionary[int, FunctionPlan] = weakref.WeakValueDictionary()
         self._log_level = log_level
         self._said = {""}
         self._callback = _Passes(self._run)  # kept here, or it would be freed
@@ -166,7 +167,7 @@ class GraphPass:
         return None if self._latest is None else self._latest.plan
 
     def expect(self, number: int = -1, whole: Sequence[planning.WholeOp] = (),
-               has_sites: bool = True) -> PlannedFunction:
+               has_sites: bool = True) -> FunctionPlan:
         """Notes that a training function was traced, which TensorFlow should hand to the passes.
 
         Args:
@@ -175,30 +176,30 @@ class GraphPass:
             has_sites: Whether it synchronises anything; else TensorFlow does not hand it to the passes.
 
         Returns:
-            What will have its plan.
+            Its `FunctionPlan`, which the function keeps.
         """
         if number < 0 and has_sites and self._latest is not None:
             return self._latest
         planner = self.session.planner
-        function = PlannedFunction(planner.refusal(
+        plan = FunctionPlan(planner.refusal(
             self._refusal or "TensorFlow has not run the graph pass; enable Grappler (tf.config.optimizer)")
             if has_sites else dataclasses.replace(planner.by_policy().plan(()), whole=tuple(whole)))
         if number >= 0:
-            self._functions[number] = function
-        self._latest = function
-        return function
+            self._plans[number] = plan
+        self._latest = plan
+        return plan
 
     def note(self, number: int, plan: planning.Plan) -> None:
         """Notes the plan by which TensorFlow has optimised the function with a number, or why it was not rewritten."""
-        function = self._functions.get(number)
-        if function is None:
-            function = PlannedFunction(plan)
+        of_function = self._plans.get(number)
+        if of_function is None:
+            of_function = FunctionPlan(plan)
         else:
-            function.note(plan)
+            of_function.note(plan)
         # What is left over by executions of several steps does not replace them.
         shown = self.plan
         if number < 0 or shown is None or plan.refusal or plan.steps >= shown.steps or not _same_sites(plan, shown):
-            self._latest = function
+            self._latest = of_function
 
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
         """Returns the rewritten GraphDef, or None to leave the graph unchanged."""

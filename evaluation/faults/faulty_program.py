@@ -487,7 +487,7 @@ def trace_other_graphs(what: str) -> None:
         raise RuntimeError(f"no pass at {id(fail):x}")  # another text on each rank
 
     if what in ("numbers", "whole"):
-        partitioning._partitioned = fail
+        partitioning.partition = fail
     note_fault()
     poseidon.distribute(tf.function(step))(np.ones((8, 3)))
     print("all ranks are done", flush=True)

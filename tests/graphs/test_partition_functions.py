@@ -13,6 +13,7 @@ from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.job import communicator
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import partitioning
+from tf_poseidon.one_process import rank_graphs
 from tf_poseidon.one_process import tracing
 
 F64 = tf.float64
@@ -129,7 +130,7 @@ PROGRAMS = (while_of_defuns, defun_that_is_not_inlined, compiled_by_xla, in_cond
 def _partitioned(function, x):
     """Returns a function of one step as it is partitioned, and a reference to its trace, which is not kept."""
     traced = tracing.traced(lambda x: function(x), calls.Call(function, {}, (x,), {}))
-    made = partitioning.PartitionedFunction(traced, partitioning.PartitionOptions(1), 4, trains=False)
+    made = rank_graphs.RankGraphs(partitioning.partition(traced, partitioning.PartitionOptions(1, rows=4)))
     tf_compat.dismantle(traced.graph)
     return made, weakref.ref(traced.graph)
 
@@ -150,7 +151,7 @@ def test_functions_live_as_long_as_the_graph_that_calls_them(function):
     assert trace() is None or function in (gradient_of_while, gradient_of_ctc), "the traced graph is kept"
     assert _defined() - before
     for mark in ("", "#1"):  # as where a function calls ours twice
-        step = made.build(mark)
+        step = made.marked(mark)
         for batch, want in zip(batches, expected):
             for value, each in zip(tf.nest.flatten(step(batch)), want):
                 bound = 1e-12 if each.dtype == F64 else 1e-5
@@ -168,6 +169,6 @@ def test_a_trace_that_is_not_partitioned_computes_the_same():
 
     x, y = tf.constant([[1.0], [2.0]], F64), tf.constant([[3.0], [5.0]], F64)
     traced = tracing.traced(step, calls.Call(step, {}, (x, y), {}))
-    made = partitioning.PartitionedFunction(traced, partitioning.PartitionOptions(1), 2, trains=False)
-    for results in (traced(x, y), made((x, y))):
+    made = rank_graphs.RankGraphs(partitioning.partition(traced, partitioning.PartitionOptions(1, rows=2)))
+    for results in (traced(x, y), made.marked("")(x, y)):
         assert [float(value) for value in results] == [float(value) for value in step(x, y)]

@@ -16,6 +16,7 @@ from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.job import communicator
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import partitioning
+from tf_poseidon.one_process import rank_graphs
 from tf_poseidon.one_process import stepping
 from tf_poseidon.one_process import tracing
 
@@ -104,11 +105,11 @@ SAME = (update_each_from_itself, update_one_from_another, read_after_writing, ac
 
 
 def partitioned(function):
-    """Returns (a function's state, the function for one rank)."""
+    """Returns (a function's state, its graphs for one rank)."""
     state, x = State(), tf.ones((4, 2))
     call = calls.Call(lambda x: function(state, x), {}, (x,), {})
     traced = tracing.traced(call_of(function, state), call)
-    return state, partitioning.PartitionedFunction(traced, partitioning.PartitionOptions(1), 4, trains=False)
+    return state, rank_graphs.RankGraphs(partitioning.partition(traced, partitioning.PartitionOptions(1, rows=4)))
 
 
 def call_of(function, state):
@@ -122,7 +123,7 @@ def test_unrolled_steps_compute_what_single_steps_do(function):
     batches = [tf.constant(np.random.default_rng(i).integers(-3, 4, (4, 2)), tf.float32) for i in range(STEPS)]
     state, single = partitioned(function)
     for batch in batches:
-        result = single((batch,))
+        result = single.marked("")(batch)
     again, unrolled = partitioned(function)
     assert not unrolled.order.obstacle
     others = unrolled.unrolled(STEPS)(*batches)
@@ -156,7 +157,7 @@ def test_a_variable_waits_for_its_own_accesses_only():
 def test_a_step_begins_when_the_last_but_one_is_over(function):
     """So the intermediate results of two are in memory at a time, also where nothing waits for variables."""
     _, partitioned_step = partitioned(function)
-    controls = body_of(partitioned_step.build("")).control_returns
+    controls = body_of(partitioned_step.marked("")).control_returns
     body = body_of(partitioned_step.unrolled(4))
     graph = graph_lib.Graph(functions.to_graph(body))
     for step, (batch, _) in enumerate(body.arguments[:4]):
@@ -235,9 +236,9 @@ def test_batches_are_taken_as_many_at_a_time_as_run(monkeypatch, at_a_time, numb
         lengths.append(len(inputs))
         return float(inputs[-1][0][0])
 
-    trace = types.SimpleNamespace(unrolled_steps=lambda number: at_a_time, run=run)
+    function = types.SimpleNamespace(unrolled_steps=lambda number: at_a_time, run=run)
     steps = stepping.Steps(types.SimpleNamespace())
-    monkeypatch.setattr(steps, "_trace_of", lambda function, call, form: trace)
+    monkeypatch.setattr(steps, "_job_function", lambda step, call, form: function)
     result = steps.run_unrolled(lambda x: x, take, number)
     assert (lengths, result) == (ran, min(number, available) - 1 if available else None)
     assert asked == taken

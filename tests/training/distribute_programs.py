@@ -190,7 +190,7 @@ def _failing_on_rank_1(strategy):
     """While rank 1 cannot partition graphs."""
     if strategy.rank != 1:
         return contextlib.nullcontext()
-    return mock.patch.object(partitioning, "_partitioned", side_effect=RuntimeError("no pass today"))
+    return mock.patch.object(partitioning, "partition", side_effect=RuntimeError("no pass today"))
 
 
 @program

@@ -30,10 +30,11 @@ from tf_poseidon.keras_hook.keras_objects import batch_normalization
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import partitioning
+from tf_poseidon.one_process import rank_graphs
 from tf_poseidon.one_process import tracing
 
 # Prefix of the names of a step's nodes under `fit`: Keras' two functions call it, and it calls them.
-_CALLS = 2 * "StatefulPartitionedCall/" + f"{partitioning.NODES}/"
+_CALLS = 2 * "StatefulPartitionedCall/" + f"{rank_graphs.NODES}/"
 
 
 def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: float = 10.0, policy: str = "auto",
@@ -96,12 +97,13 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         gpu_link_gbps=gpu_link_gbps, policy=policy, pins=dict(pins or {}), merge=merge, wire_dtype=wire_dtype).planner()
     _check_can_be_planned(model)
     # A single worker would synchronise nothing, so its step is partitioned for two.
-    options = partitioning.PartitionOptions(max(workers, 2), wire_dtype, inlines=True)
+    ranks = max(workers, 2)
+    rows = batch_size * ranks
     with hooks.installed():
         try:
             element = keras.tree.lists_to_tuples(_element(model, data))
             with batch_normalization.of_all_rows() if global_batch_norm else contextlib.nullcontext():
-                step = _trace(model, element, batch_size * options.size)
+                step = _trace(model, element, rows)
         except PoseidonError:
             raise
         except Exception as error:  # whatever Keras or the model itself says
@@ -116,20 +118,21 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
                              "to synchronise.")
         # As in `fit` without callbacks that read logs of batches.
         metrics = [variable.value for variable in model.metrics_variables if variable.aggregation == "sum"]
-        partitioned = partitioning.PartitionedFunction(step, options, batch_size * options.size,
-                                                       callbacks.accumulators(model),
-                                                       candidates=metrics if model.compiled else None)
+        options = partitioning.PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True)
+        partition = partitioning.partition(step, options, callbacks.accumulators(model),
+                                           candidates=metrics if model.compiled else None)
+        graphs = rank_graphs.RankGraphs(partition)
         graph_pass = grappler.GraphPass(session.RewriteSession(planner))
-        planned = graph_pass.expect(partitioned.number, partitioned.whole, partitioned.has_sites)
-        steps = partitioned.unrolled_steps(steps_per_execution) if steps_per_execution > 1 else 1
+        of_step = graph_pass.expect(partition.number, partition.whole, partition.has_sites)
+        steps = graphs.unrolled_steps(steps_per_execution) if steps_per_execution > 1 else 1
         with graph_pass.registered():
-            _optimize(partitioned.build("") if steps == 1 else partitioned.unrolled(steps))
+            _optimize(graphs.marked("") if steps == 1 else graphs.unrolled(steps))
         if steps_per_execution > 1:
-            planned.overlap = str(partitioned.order)
-    if planned.plan.refusal:
-        raise GraphError(f"The training step of '{model.name}' cannot be planned: "
-                         f"{planned.plan.refusal}")
-    return planned.plan
+            of_step.overlap = str(graphs.order)
+    plan = of_step.plan
+    if plan.refusal:
+        raise GraphError(f"The training step of '{model.name}' cannot be planned: {plan.refusal}")
+    return plan
 
 
 def load(path: str | os.PathLike[str]) -> keras.Model:

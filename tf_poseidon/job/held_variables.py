@@ -1,8 +1,8 @@
 """Which variables hold summands from step to step: their one-process value is the sum over all ranks.
 
 Those in which optimizers accumulate gradients do so for good: each rank accumulates the gradients of its own rows, and
-one synchronisation is enough when the sum is used. Those of metrics do so meanwhile: from the first step of a loop over
-batches to the moment where they are read.
+one synchronisation is enough when the sum is used. Those of metrics do so until they are read: from the first step of a
+loop over batches on.
 
 Tests: tests/training/test_training.py, tests/faults/test_failures.py.
 """
@@ -27,8 +27,8 @@ class Held:
         self._communicator = communicator
         # By identity: (reference to the variable, whether a partitioned function uses it).
         self._variables: dict[int, tuple[weakref.ref[tf.Variable], bool]] = {}
-        self._meanwhile: tuple[tf.Variable, ...] = ()
-        self._steps = 0  # since they hold summands
+        self._until_read: tuple[tf.Variable, ...] = ()
+        self._steps = 0  # since these hold summands
         self._thread = 0  # in which these steps run
 
     def add(self, variables: Iterable[tf.Variable]) -> None:
@@ -72,18 +72,18 @@ class Held:
             del self._variables[id(variable)]
             variable.assign(value)
 
-    def meanwhile(self, variables: tuple[tf.Variable, ...]) -> None:
-        """Makes variables that are synchronised when they are read hold summands, before steps that need none whole.
+    def hold_until_read(self, variables: tuple[tf.Variable, ...]) -> None:
+        """Makes variables hold summands until they are read, before steps that need none of them whole.
 
         Args:
-            variables: The variables; others that hold summands meanwhile become whole.
+            variables: The variables; others that hold summands until they are read become whole.
         """
-        if variables is not self._meanwhile:
+        if variables is not self._until_read:
             self.end()
             self.add(variables)
             for variable in variables:
                 variable.is_own = True
-            self._meanwhile, self._steps, self._thread = variables, 0, threading.get_ident()
+            self._until_read, self._steps, self._thread = variables, 0, threading.get_ident()
 
     def count(self, steps: int) -> None:
         """Counts steps that were made since; ranks compare how many when variables become whole."""
@@ -91,18 +91,18 @@ class Held:
 
     def check_reader(self, variable: tf.Variable) -> None:
         """Refuses to read a variable in another thread while it holds summands: ranks would read at different steps."""
-        if threading.get_ident() != self._thread and any(variable is held for held in self._meanwhile):
+        if threading.get_ident() != self._thread and any(variable is held for held in self._until_read):
             raise GraphError(
                 f"'{variable.name.partition(':')[0]}', a variable of a metric, was read in another thread while fit or "
                 "evaluate ran, where each rank has a part of it; read metrics in a callback's methods for batches.")
 
     def whole(self, variables: Sequence[tf.Variable]) -> list[np.ndarray]:
-        """Returns the one-process values of variables of which some may hold summands meanwhile, on all ranks.
+        """Returns the one-process values of variables, which all ranks read: some may hold summands until then.
 
         Raises:
             JobError: If ranks have made different numbers of steps.
         """
-        held = [variable for variable in variables if any(variable is other for other in self._meanwhile)]
+        held = [variable for variable in variables if any(variable is other for other in self._until_read)]
         if not held:
             return [_own(variable) for variable in variables]
         steps_of_ranks = np.zeros(self._communicator.size, np.int64)
@@ -115,9 +115,9 @@ class Held:
         return [values[id(variable)] if id(variable) in values else _own(variable) for variable in variables]
 
     def end(self) -> None:
-        """Makes the variables whole that hold summands meanwhile, on all ranks."""
-        values = self.whole(self._meanwhile)
-        variables, self._meanwhile = self._meanwhile, ()
+        """Makes the variables whole that hold summands until they are read, on all ranks."""
+        values = self.whole(self._until_read)
+        variables, self._until_read = self._until_read, ()
         for variable, value in zip(variables, values):
             del self._variables[id(variable)]
             variable.is_own = False
@@ -127,11 +127,11 @@ class Held:
         """Lets ranks have made different numbers of steps, as when an error has ended a loop.
 
         Returns:
-            How many variables hold summands meanwhile, the same on all ranks if they have failed alike; they become
-            whole when they are next used.
+            How many variables hold summands until they are read, the same on all ranks if they have failed alike; they
+            become whole when they are next used.
         """
         self._steps = 0
-        return len(self._meanwhile)
+        return len(self._until_read)
 
     def _sums(self, variables: Sequence[tf.Variable]) -> list[np.ndarray]:
         """Returns the sums of variables over all ranks; they share messages."""

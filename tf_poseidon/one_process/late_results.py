@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_poseidon.graph_passes.partition import results as results_lib
+from tf_poseidon.job import held_variables
 from tf_poseidon.one_process import flat_graphs
 from tf_poseidon.one_process import graph_texts
 from tf_poseidon.one_process.flat_graphs import full_name
@@ -69,3 +70,23 @@ class LateResults:
         number = len(self.numbers) + len(others)
         return self._function_type.pack_output(
             [next(computed if i in self.numbers else rest) for i in range(number)])
+
+
+class Pending:
+    """The results of a step, which are computed when they are read."""
+
+    def __init__(self, results: LateResults, others: Sequence[tf.Tensor], held: held_variables.Held) -> None:
+        """Makes pending results.
+
+        Args:
+            results: The `LateResults`.
+            others: What the step has returned.
+            held: The `held_variables.Held` of the job.
+        """
+        self._results = results
+        self._others = others
+        self._held = held
+
+    def read(self) -> Any:
+        """Returns the results; all ranks call this after the same step, and before the next one."""
+        return self._results.read(self._held.whole(self._results.variables), self._others)

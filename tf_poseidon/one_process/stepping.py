@@ -19,7 +19,9 @@ from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
+from tf_poseidon.one_process import job_functions
 from tf_poseidon.one_process import tracing
+from tf_poseidon.one_process.job_functions import JobFunction
 
 _log = logging.getLogger("tf_poseidon")
 
@@ -27,24 +29,19 @@ _log = logging.getLogger("tf_poseidon")
 class Steps:
     """Steps of one process, which a loop over batches runs, or hands over by `strategy.run`."""
 
-    def __init__(self, job: Job, replica: tracing.Replica = contextlib.nullcontext, trains: bool = False,
-                 accumulators: Callable[[], list[tf.Variable]] = list) -> None:
+    def __init__(self, job: Job, options: tracing.TraceOptions = tracing.TraceOptions()) -> None:
         """Makes steps.
 
         Args:
             job: The job.
-            replica: Returns the context in which a step runs, or is traced.
-            trains: Whether they are training steps, whose plan is `strategy.plan`.
-            accumulators: Same as in `trace`.
+            options: How steps are traced; eager steps also run in its `replica`.
         """
         self._job = job
-        self._replica = replica
-        self._trains = trains
-        self._accumulators = accumulators
-        self._traces: dict[tuple[Any, tracing.ResultForm], tracing.Trace] = {}
+        self._options = options
+        self._functions: dict[tuple[Any, tracing.ResultForm], JobFunction] = {}
         self._next: dict[Callable[..., Any], _OnNext] = {}
         self._rows: int | None = None
-        self._own_rows: list[Any] | None = None  # in `keeping_rows`
+        self._are_rows: list[Any] | None = None  # in `keeping_rows`
         self._has_warned = False
 
     @contextlib.contextmanager
@@ -66,14 +63,14 @@ class Steps:
         if tf.executing_eagerly():
             self._check_eager_code(getattr(function, "__name__", "function"))
             args, kwargs = calls.joined((args, kwargs))
-            with context.inside(), self._replica():
+            with context.inside(), self._options.replica():
                 return function(*args, **kwargs)
         call = calls.Call(function, {}, args, kwargs)
-        if self._own_rows is None:
-            return self._trace_of(function, call)(call.tensors)
-        trace = self._trace_of(function, call, tracing.ResultForm.OWN_ROWS)
-        results = trace(call.tensors)
-        self._own_rows.append(trace.own_rows(results))
+        if self._are_rows is None:
+            return self._job_function(function, call)(call.tensors)
+        job_function = self._job_function(function, call, tracing.ResultForm.ROWS)
+        results = job_function(call.tensors)
+        self._are_rows.append(job_function.are_rows(results))
         return results
 
     @contextlib.contextmanager
@@ -82,11 +79,11 @@ class Steps:
 
         Its value is a list, to which `run` appends, in the structure of its results, whether each is this rank's rows.
         """
-        outer, self._own_rows = self._own_rows, []
+        outer, self._are_rows = self._are_rows, []
         try:
-            yield self._own_rows
+            yield self._are_rows
         finally:
-            self._own_rows = outer
+            self._are_rows = outer
 
     def run_unrolled(self, function: Callable[..., Any], take: Callable[[int], list[Any]], number: int,
                      specs: Sequence[tf.TypeSpec] = (), form: tracing.ResultForm = tracing.ResultForm.WHOLE) -> Any:
@@ -103,7 +100,7 @@ class Steps:
             The results of the last step; None if there is no batch. A `Pending`, if it has to be read.
         """
         result, left = None, list[calls.Call]()
-        done, steps = 0, unroll.MOST_STEPS  # as long as no trace says how many run at a time
+        done, steps = 0, unroll.MOST_STEPS  # as long as no function says how many run at a time
         while done < number:
             if len(left) < min(steps, number - done):
                 # Single steps need not be asked for one by one: ranks compare how many there are.
@@ -111,11 +108,11 @@ class Steps:
                 left += [calls.Call(function, {}, (batch,), {}, specs) for batch in take(wanted - len(left))]
             if not left:
                 break
-            trace = self._trace_of(function, left[0], form)
-            steps = trace.unrolled_steps(number)
+            job_function = self._job_function(function, left[0], form)
+            steps = job_function.unrolled_steps(number)
             is_whole = len(left) >= steps and all(call.key == left[0].key for call in left[:steps])
             now = left[:steps if is_whole else 1]
-            result = trace.run([call.tensors for call in now])
+            result = job_function.run([call.tensors for call in now])
             left, done = left[len(now):], done + len(now)
         return result
 
@@ -136,26 +133,26 @@ class Steps:
         """
         if function not in self._next:
             self._next[function] = _OnNext(
-                lambda call: self._trace_of(function, call, tracing.ResultForm.READ_LATER), function)
-        concrete, trace = self._next[function].of(iterator, strategy)
-        trace.before()
+                lambda call: self._job_function(function, call, tracing.ResultForm.READ_LATER), function)
+        concrete, job_function = self._next[function].of(iterator, strategy)
+        job_function.prepare()
         returned, _ = concrete(iterator)
-        return trace.pending(returned, 1)
+        return job_function.pending(returned, 1)
 
     def explain(self, error: Exception) -> None:
         """Says in an error that came while these steps ran which of them was partitioned."""
-        tracing.explain(error, self._traces.values(), self._job.communicator)
+        job_functions.explain(error, self._functions.values(), self._job.communicator)
 
-    def _trace_of(self, function: Callable[..., Any], call: calls.Call,
-                  form: tracing.ResultForm = tracing.ResultForm.WHOLE) -> tracing.Trace:
+    def _job_function(self, function: Callable[..., Any], call: calls.Call,
+                form: tracing.ResultForm = tracing.ResultForm.WHOLE) -> JobFunction:
         key = call.key, form
-        if key not in self._traces:
-            self._traces[key] = tracing.trace(context.as_step(function), call, self._job, self._replica, self._rows,
-                                              self._trains, self._accumulators, form)
-        return self._traces[key]
+        if key not in self._functions:
+            self._functions[key] = tracing.trace(context.as_step(function), call, self._job, self._options, self._rows,
+                                                 form)
+        return self._functions[key]
 
     def _check_eager_code(self, name: str) -> None:
-        used = self._job.held.used(self._accumulators())
+        used = self._job.held.used(self._options.accumulators())
         if used:
             raise GraphError(
                 f"'{name}' runs eagerly, but it ran before as a graph, in which each rank accumulates its part of the "
@@ -169,26 +166,26 @@ class Steps:
 class _OnNext:
     """A step on the next batch of an iterator, in one graph."""
 
-    def __init__(self, trace_of: Callable[[calls.Call], tracing.Trace], function: Callable[..., Any]) -> None:
-        self._trace_of = trace_of
+    def __init__(self, job_function: Callable[[calls.Call], JobFunction], function: Callable[..., Any]) -> None:
+        self._job_function = job_function
         self._step = function
         self._function = tf.function(self._run, autograph=False)
-        self._traces: dict[Any, tracing.Trace] = {}  # by ConcreteFunction: the `Trace` in it
-        self._of: weakref.WeakKeyDictionary[tf.data.Iterator, tuple[Any, tracing.Trace]] = weakref.WeakKeyDictionary()
-        self._last: tracing.Trace | None = None
+        self._steps: dict[Any, JobFunction] = {}  # by ConcreteFunction: the step in it
+        self._of: weakref.WeakKeyDictionary[tf.data.Iterator, tuple[Any, JobFunction]] = weakref.WeakKeyDictionary()
+        self._last: JobFunction | None = None
 
     def of(self, iterator: tf.data.Iterator, strategy: tf.distribute.Strategy
-           ) -> tuple[tf.types.experimental.ConcreteFunction, tracing.Trace]:
-        """Returns the function that takes an iterator, and the `Trace` of the step in it."""
+           ) -> tuple[tf.types.experimental.ConcreteFunction, JobFunction]:
+        """Returns the function that takes an iterator, and the step in it."""
         if iterator not in self._of:
             with strategy.scope():
                 concrete = self._function.get_concrete_function(iterator)
             assert self._last is not None
-            self._of[iterator] = concrete, self._traces.setdefault(concrete, self._last)
+            self._of[iterator] = concrete, self._steps.setdefault(concrete, self._last)
         return self._of[iterator]
 
     def _run(self, iterator: tf.data.Iterator) -> Any:
         call = calls.Call(self._step, {}, (calls.without_missing(iterator.get_next()),), {})
-        self._last = self._trace_of(call)
+        self._last = self._job_function(call)
         # A function that returns no tensor is optimised less by TensorFlow, and so rounds in another way.
         return self._last(call.tensors), tf.constant(0)

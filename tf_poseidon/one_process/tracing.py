@@ -1,4 +1,4 @@
-"""Traces of functions of one process, and whether ranks run them partitioned or as they are.
+"""Traces functions of one process, and has ranks agree whether they run them partitioned or as they are.
 
 Tests: tests/training/test_distribution.py, tests/faults/test_failures.py.
 """
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import enum
 import logging
 from typing import Any
@@ -14,25 +15,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
-from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shortened
 from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.job import agreement
-from tf_poseidon.job import failures
-from tf_poseidon.job import held_variables
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import flat_graphs
 from tf_poseidon.one_process import graph_texts
-from tf_poseidon.one_process import late_results
 from tf_poseidon.one_process import partitioning
 from tf_poseidon.one_process import step_verifier
+from tf_poseidon.one_process.job_functions import JobFunction
+from tf_poseidon.one_process.rank_graphs import RankGraphs
 from tf_poseidon.ops import library
 
 Replica = Callable[[], contextlib.AbstractContextManager[Any]]  # returns the context of a function's only replica
@@ -48,135 +46,41 @@ class ResultForm(enum.Enum):
     # The caller may read results later, all ranks after the same step. Variables that are synchronised when they are
     # read may then hold summands until they are.
     READ_LATER = "read later"
-    # Where a result consists of rows, a rank's own suffice.
-    OWN_ROWS = "own rows"
+    # Where a result consists of rows, this rank's suffice.
+    ROWS = "rows"
 
 
-class Trace:
-    """One trace of a function.
+@dataclasses.dataclass(frozen=True)
+class TraceOptions:
+    """How functions are traced.
 
     Attributes:
-        name: The function's name.
-        report: The `report.PartitionReport`, None if the function runs as traced.
+        replica: Returns the context in which they are traced.
+        trains: Whether they may train: then ranks compare what they exchange, and `strategy.plan` shows it.
+        accumulators: Called after a function is traced, returns the `tf.Variable`s in which it accumulates gradients;
+            these will hold summands.
     """
 
-    def __init__(self, name: str, held: held_variables.Held,
-                 traced: tf.types.experimental.ConcreteFunction | None = None,
-                 partitioned: partitioning.PartitionedFunction | None = None,
-                 verifier: step_verifier.StepVerifier | None = None,
-                 planned: grappler.PlannedFunction | None = None) -> None:
-        """Makes a trace.
-
-        Args:
-            name: The function's name.
-            held: The `held_variables.Held` of the job.
-            traced: The traced ConcreteFunction; None if it need not be kept.
-            partitioned: The `PartitionedFunction`; None if the traced one runs.
-            verifier: Compares both, in verify mode.
-            planned: What has the function's plan, if it trains and is partitioned.
-        """
-        self.name = name
-        self.report = None if partitioned is None else partitioned.report
-        self._held = held
-        self._traced = traced
-        self._partitioned = partitioned
-        self._results = None if partitioned is None else partitioned.results
-        self._verifier = verifier
-        self._planned = planned
-
-    def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
-        if self._partitioned is None:
-            assert self._traced is not None
-            return self._traced(*tensors)
-        if self._verifier is not None and tf.executing_eagerly():
-            return self._verifier.run(self._partitioned, tensors)
-        return self._partitioned(tensors)
-
-    def own_rows(self, results: Any) -> Any:
-        """Returns, in the structure of the function's results, whether each of them is this rank's rows."""
-        own = self._partitioned.own if self._partitioned else ()
-        return tf.nest.pack_sequence_as(results, [i in own for i in range(len(tf.nest.flatten(results)))])
-
-    def unrolled_steps(self, number: int) -> int:
-        """Returns how many of a number of runs become one graph."""
-        if self._partitioned is None or self._verifier is not None:
-            return 1
-        return self._partitioned.unrolled_steps(number)
-
-    def run(self, inputs: Sequence[Sequence[tf.Tensor]]) -> Any:
-        """Runs the function as often as there are inputs, in one graph.
-
-        Returns:
-            The results of the last run; a `Pending` if they have to be read.
-        """
-        self.before()
-        if self._planned is not None and self._partitioned is not None:
-            self._planned.overlap = str(self._partitioned.order)
-        if self._partitioned is None or len(inputs) == 1:
-            return self.pending(self(inputs[0]), 1)
-        return self.pending(self._partitioned.unrolled(len(inputs))(
-            *(tensor for tensors in inputs for tensor in tensors)), len(inputs))
-
-    def before(self) -> None:
-        """Prepares variables for runs outside graphs."""
-        self._held.meanwhile(self._results.held if self._results else ())
-
-    def pending(self, returned: Any, steps: int) -> Any:
-        """Returns the results of some steps, given what they have returned; a `Pending` if they have to be read."""
-        self._held.count(steps)
-        return Pending(self._results, returned, self._held) if self._results else returned
-
-
-class Pending:
-    """The results of a step, which are computed when they are read."""
-
-    def __init__(self, results: late_results.LateResults, others: Sequence[tf.Tensor],
-                 held: held_variables.Held) -> None:
-        """Makes pending results.
-
-        Args:
-            results: The `late_results.LateResults`.
-            others: What the step has returned.
-            held: The `held_variables.Held` of the job.
-        """
-        self._results = results
-        self._others = others
-        self._held = held
-
-    def read(self) -> Any:
-        """Returns the results; all ranks call this after the same step, and before the next one."""
-        return self._results.read(self._held.whole(self._results.variables), self._others)
-
-
-def explain(error: Exception, traces: Iterable[Trace], communicator: Communicator) -> None:
-    """Says in an error that came while functions ran which of them was partitioned, if it is not one of ours."""
-    partitioned = next((trace.name for trace in traces if trace.report is not None), None)
-    is_end = isinstance(error, (StopIteration, tf.errors.OutOfRangeError))  # of data
-    if partitioned is None or is_end or isinstance(error, PoseidonError) or communicator.failure is not None:
-        return
-    failures.explain(error, f"'{partitioned}' was partitioned by rows, so rank {communicator.rank} computed a part of "
-                     "each batch; to run it as it is written, start the program as one process, without a launcher.")
+    replica: Replica = contextlib.nullcontext
+    trains: bool = False
+    accumulators: Callable[[], list[tf.Variable]] = list
 
 
 @garbage.unsearched()
-def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Replica = contextlib.nullcontext,
-          rows: int | None = None, trains: bool = True, accumulators: Callable[[], list[tf.Variable]] = list,
-          form: ResultForm = ResultForm.WHOLE) -> Trace:
+def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: TraceOptions, rows: int | None = None,
+          form: ResultForm = ResultForm.WHOLE) -> JobFunction:
     """Traces a function for a call, and partitions it.
 
     Args:
         function: A Python function, or `tf.function`.
         call: The `calls.Call`.
         job: The job.
-        replica: Returns the context in which the function is traced.
+        options: The `TraceOptions`.
         rows: Usual number of rows of a global batch, None for that of the call.
-        trains: Whether it may train: then ranks compare what it exchanges, and `strategy.plan` shows it.
-        accumulators: Called after the function is traced, returns the `tf.Variable`s in which it accumulates
-            gradients; these will hold summands.
         form: What the caller needs of its results.
 
     Returns:
-        A `Trace`.
+        A `JobFunction`.
 
     Raises:
         PoseidonError: If the function is not the same on all ranks; or if it was not partitioned, and `strict` is set
@@ -189,40 +93,40 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, replica: Rep
         job.held.end()
     job.new_variables.broadcast()
     # Not in an init_scope, in which tapes record nothing.
-    concrete = traced(function, call, replica)
+    concrete = traced(function, call, options.replica)
     with tf.init_scope():
         job.new_variables.broadcast()  # of a model that its first step builds
-        job.held.add(accumulators())
+        job.held.add(options.accumulators())
         variables = [variable for _, variable in flat_graphs.variables_of(concrete.graph)]
         summands = [variable for variable in variables if job.held.holds(variable)]
         _share([variable for variable in variables if not job.held.holds(variable)], job.communicator, name)
-        options = partitioning.PartitionOptions(job.size, job.wire_dtype, job.strict, job.verifier)
-        problem, partitioned = "", None
+        partition_options = partitioning.PartitionOptions(
+            job.size, call.rows() if rows is None else rows, options.trains, job.wire_dtype, job.strict,
+            job.verifier if options.trains else None)
+        problem, graphs = "", None
         try:
             candidates = _read_later(variables) if form is ResultForm.READ_LATER and isinstance(
                 concrete.structured_outputs, dict) else None
-            partitioned = partitioning.PartitionedFunction(concrete, options, call.rows() if rows is None else rows,
-                                                           summands, trains, candidates, form is ResultForm.OWN_ROWS)
+            graphs = RankGraphs(partitioning.partition(concrete, partition_options, summands, candidates,
+                                                       form is ResultForm.ROWS))
         except Exception as error:  # whatever goes wrong, the unmodified function computes the same
             problem = f"{type(error).__name__}: {error}"
-        text = ["it is not partitioned"] if partitioned is None else [
-            "it is partitioned", partitioned.agreement_text, *graph_texts.captured_values(concrete)]
+        text = ["it is not partitioned"] if graphs is None else [
+            "it is partitioned", graphs.partition.agreement_text, *graph_texts.captured_values(concrete)]
         comparison = agreement.CommunicatorComparison(job.communicator)
         difference = comparison.difference(f"distribute/{name}", "\n".join(text))
-        if partitioned is None or difference:
+        if graphs is None or difference:
             _check_trained(concrete, job.communicator, name)
             _check_same(concrete, comparison, name)
             _refuse(call.name, _problem_of_ranks(problem, job.communicator, name) or str(difference), job)
             job.held.release(summands, name)
-            return Trace(name, job.held, concrete)
+            return JobFunction(name, job, concrete)
         job.held.use(summands)
-    planned = job.graph_pass.expect(partitioned.number, partitioned.whole, partitioned.has_sites) if trains else None
-    if job.verifier is not None and (verifier := _step_verifier(
-            concrete, call.name, job, job.verifier.every, summands)):
-        return Trace(name, job.held, concrete, partitioned, verifier, planned)
-    # The graph and its operations refer to each other where Python's collector cannot see it; a graph takes tens of MB.
-    tf_compat.dismantle(concrete.graph)
-    return Trace(name, job.held, partitioned=partitioned, planned=planned)
+    verifier = _step_verifier(concrete, name, job, summands)
+    if verifier is None:
+        # The graph and its operations refer to each other where Python's collector cannot see it; it takes tens of MB.
+        tf_compat.dismantle(concrete.graph)
+    return JobFunction(name, job, graphs, verifier)
 
 
 def _read_later(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
@@ -230,16 +134,21 @@ def _read_later(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
     return [variable for variable in variables if getattr(variable, "can_be_own", False)]
 
 
-def _step_verifier(function: tf.types.experimental.ConcreteFunction, name: str, job: Job, every: int,
+def _step_verifier(function: tf.types.experimental.ConcreteFunction, name: str, job: Job,
                    held: Sequence[tf.Variable]) -> step_verifier.StepVerifier | None:
-    """Returns what compares a partitioned function with that of one process; None, and says so, if nothing can."""
+    """Returns what compares a partitioned function with that of one process.
+
+    None without verify mode, and if nothing can compare them, which rank 0 says.
+    """
+    if job.verifier is None:
+        return None
     flat, _, variables = flat_graphs.flat(function)
     if problem := step_verifier.obstacle(flat, held):
         if job.rank == 0:
             _log.info("verify compares the gradients of '%s' with plain sums, but not the step with one process: %s.",
                       name, problem)
         return None
-    return step_verifier.StepVerifier(function, name, variables.values(), flat, every, job.communicator)
+    return step_verifier.StepVerifier(function, name, variables.values(), flat, job.verifier.every, job.communicator)
 
 
 def _check_trained(function: tf.types.experimental.ConcreteFunction, communicator: Communicator, name: str) -> None:

@@ -17,12 +17,15 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.job import failures
 from tf_poseidon.one_process import calls
+from tf_poseidon.one_process import job_functions
 from tf_poseidon.one_process import tracing
-from tf_poseidon.strategy import poseidon_strategy as strategy_lib
+from tf_poseidon.one_process.job_functions import JobFunction
+from tf_poseidon.strategy import poseidon_strategy
+from tf_poseidon.strategy.poseidon_strategy import PoseidonStrategy
 
 
 def distribute(function: Callable[..., Any] | None = None, *, inputs: Mapping[str, Any] | None = None,
-               strategy: strategy_lib.PoseidonStrategy | None = None) -> Callable[..., Any]:
+               strategy: PoseidonStrategy | None = None) -> Callable[..., Any]:
     """Turns a function of one process into a function of the job.
 
     ```python
@@ -75,12 +78,12 @@ class _Distributed:
     """
 
     def __init__(self, function: Callable[..., Any], inputs: Mapping[str, Any],
-                 strategy: strategy_lib.PoseidonStrategy | None) -> None:
+                 strategy: PoseidonStrategy | None) -> None:
         self._python = getattr(function, "python_function", function)
         self._function = function if hasattr(function, "get_concrete_function") else tf.function(function)
         self._inputs = inputs
         self._given = strategy
-        self._traces: dict[Any, tracing.Trace] = {}
+        self._job_functions: dict[Any, JobFunction] = {}
         self._calls = 0
         self._bound: weakref.WeakKeyDictionary[object, _Distributed] = weakref.WeakKeyDictionary()
         self.report: report_lib.PartitionReport | None = None
@@ -106,25 +109,25 @@ class _Distributed:
             return self._run(strategy, args, kwargs)
         except Exception as error:
             communicator = strategy.extended.job.communicator
-            tracing.explain(error, self._traces.values(), communicator)
+            job_functions.explain(error, self._job_functions.values(), communicator)
             failures.note(error, getattr(self._python, "__name__", "function"), communicator)
             raise
 
-    def _run(self, strategy: strategy_lib.PoseidonStrategy, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _run(self, strategy: PoseidonStrategy, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the function of the job."""
         call = calls.Call(self._python, self._inputs, args, kwargs)
         self._check_inputs(call, strategy)
-        if call.key not in self._traces:
+        if call.key not in self._job_functions:
             if all(dimension is None for dimension in call.dimensions):
                 raise GraphError(
                     f"No input of '{call.name}' has rows; give it a batch, or name its inputs by inputs=.")
-            self._traces[call.key] = tracing.trace(self._function, call, strategy.extended.job,
-                                                   strategy.extended.one_replica_in_scope)
-        trace = self._traces[call.key]
-        self.report = trace.report
-        return trace(call.tensors)
+            options = tracing.TraceOptions(strategy.extended.one_replica_in_scope, trains=True)
+            self._job_functions[call.key] = tracing.trace(self._function, call, strategy.extended.job, options)
+        job_function = self._job_functions[call.key]
+        self.report = job_function.report
+        return job_function(call.tensors)
 
-    def _check_inputs(self, call: calls.Call, strategy: strategy_lib.PoseidonStrategy) -> None:
+    def _check_inputs(self, call: calls.Call, strategy: PoseidonStrategy) -> None:
         """Compares the ranks' inputs, in the first call and then ever less often."""
         if not tf.executing_eagerly():
             return
@@ -133,7 +136,7 @@ class _Distributed:
             return
         fingerprints.compare(call.tensors, strategy.extended.job.communicator, f"call {self._calls} of '{call.name}'")
 
-    def _strategy(self) -> strategy_lib.PoseidonStrategy:
+    def _strategy(self) -> PoseidonStrategy:
         if self._given is None:
-            self._given = strategy_lib.of_process()
+            self._given = poseidon_strategy.of_process()
         return self._given

@@ -98,6 +98,11 @@ class PartitionReport:
     partitioned: int
     nodes: int
 
+    @property
+    def gradient_sites(self) -> frozenset[str]:
+        """The sites of variables' gradients."""
+        return frozenset(exchange.site for exchange in self.exchanges if exchange.variable)
+
     def agreement_text(self) -> str:
         """Returns the text that must be the same on all ranks to run this graph: a line per exchange."""
         return "\n".join(exchange.agreement_text() for exchange in self.exchanges)

@@ -385,7 +385,7 @@ def _with_comparison(partitioned: partition_lib.PartitionedGraph, inputs: Sequen
                        global_rows=options.global_rows or -1, static_rows=-1, strict=options.strict)
     result = graph_pb2.GraphDef()
     result.CopyFrom(partitioned.graph_def)
-    wired = {exchange.site for exchange in partitioned.report.exchanges if exchange.variable}
+    wired = partitioned.report.gradient_sites
     compared = []
 
     def compare(name: object, values: Sequence[inputs_lib.Input]) -> str:

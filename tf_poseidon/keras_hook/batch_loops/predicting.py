@@ -25,11 +25,11 @@ class _Output:
 
     Attributes:
         tensor: Its value.
-        is_own: Whether that is this rank's rows.
+        is_rows: Whether that is this rank's rows.
     """
 
     tensor: Any
-    is_own: bool
+    is_rows: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,21 +61,22 @@ class PredictFunction:
         self._of_batches = function.python_function
         self._communicator = communicator
         self._function = tf.function(self._traced, reduce_retracing=True, autograph=False)
-        self._own: list[Any] = []  # by number of a trace: in the structure of its outputs, whether each is own rows
+        # By number of a trace: in the structure of its outputs, whether each is this rank's rows.
+        self._are_rows: list[Any] = []
 
     def __call__(self, batches: Sequence[Any]) -> Any:
         """Returns `Outputs` in the structure of a step's outputs."""
         steps = []
         for batch in batches:
             outputs, number = self._function([batch])
-            steps.append(keras.tree.map_structure(_Output, outputs, self._own[int(number)]))
+            steps.append(keras.tree.map_structure(_Output, outputs, self._are_rows[int(number)]))
         return keras.tree.map_structure(lambda *of_steps: Outputs(of_steps, self._communicator), *steps)
 
     def _traced(self, batches: Sequence[Any]) -> tuple[Any, tf.Tensor]:
-        with self._steps.keeping_rows() as own:
+        with self._steps.keeping_rows() as are_rows:
             outputs = self._of_batches(batches)
-        self._own.append(own[0] if len(own) == 1 else keras.tree.map_structure(lambda _: False, outputs))
-        return outputs, tf.constant(len(self._own) - 1)
+        self._are_rows.append(are_rows[0] if len(are_rows) == 1 else keras.tree.map_structure(lambda _: False, outputs))
+        return outputs, tf.constant(len(self._are_rows) - 1)
 
 
 def concatenated(original: Callable[..., Any], tensors: Sequence[Any]) -> Any:
@@ -83,7 +84,7 @@ def concatenated(original: Callable[..., Any], tensors: Sequence[Any]) -> Any:
     if not isinstance(tensors[0], Outputs):
         return original(tensors)
     outputs = [output for execution in tensors for output in execution.of_steps]
-    own = [output.tensor for output in outputs if output.is_own]
+    own = [output.tensor for output in outputs if output.is_rows]
     if not own:
         return original([output.tensor for output in outputs])
     values, shapes = _gathered(own, tensors[0].communicator)
@@ -91,7 +92,7 @@ def concatenated(original: Callable[..., Any], tensors: Sequence[Any]) -> Any:
         return original([tf.reshape(values, (sum(shape[0] for shape in shapes), *shapes[0][1:]))])
     parts = np.split(values, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
     whole = iter([tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)])
-    return original([next(whole) if output.is_own else output.tensor for output in outputs])
+    return original([next(whole) if output.is_rows else output.tensor for output in outputs])
 
 
 def _gathered(tensors: Sequence[tf.Tensor], communicator: Communicator) -> tuple[np.ndarray, list[tuple[int, ...]]]:

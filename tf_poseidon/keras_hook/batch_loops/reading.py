@@ -19,7 +19,7 @@ import numpy as np
 from tf_poseidon.base.context_values import holding
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.job.communicator import Communicator
-from tf_poseidon.one_process import tracing
+from tf_poseidon.one_process import late_results
 
 _SECONDS = 0.2  # from one reading for a progress bar to the next
 
@@ -28,10 +28,10 @@ class Logs(dict[str, Any]):
     """The logs of a step that no one has read: for callbacks, empty.
 
     Attributes:
-        pending: The `tracing.Pending`.
+        pending: The `late_results.Pending`.
     """
 
-    def __init__(self, pending: tracing.Pending) -> None:
+    def __init__(self, pending: late_results.Pending) -> None:
         super().__init__()
         self.pending = pending
 
@@ -61,7 +61,7 @@ class Loop:
 
     def logs(self, results: Any) -> Any:
         """Returns the logs of an execution, given its results."""
-        if not isinstance(results, tracing.Pending):
+        if not isinstance(results, late_results.Pending):
             return results
         self._left -= 1
         if not self._is_shown or self._left:

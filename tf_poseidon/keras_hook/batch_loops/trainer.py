@@ -209,7 +209,7 @@ def _predicting(model: keras.Model, function: Callable[..., Any]) -> Callable[..
     strategy = model.distribute_strategy
     if not is_ours(strategy):
         return function
-    steps = stepping.Steps(strategy.extended.job, strategy.extended.one_replica_in_scope)
+    steps = stepping.Steps(strategy.extended.job, tracing.TraceOptions(strategy.extended.one_replica_in_scope))
     # None if it runs eagerly.
     keeping = predicting.PredictFunction(steps, function, strategy.extended.job.communicator) if isinstance(
         function, tf.types.experimental.PolymorphicFunction) else None
@@ -244,8 +244,9 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
     if not is_ours(strategy):
         return function
 
-    steps = stepping.Steps(strategy.extended.job, strategy.extended.one_replica_in_scope, trains,
-                           functools.partial(callbacks_lib.accumulators, model) if trains else list)
+    accumulators = functools.partial(callbacks_lib.accumulators, model) if trains else list
+    steps = stepping.Steps(strategy.extended.job, tracing.TraceOptions(strategy.extended.one_replica_in_scope, trains,
+                                                                       accumulators))
     calls = itertools.count(1)
 
     @functools.wraps(function)

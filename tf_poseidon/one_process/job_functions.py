@@ -1,0 +1,113 @@
+"""Functions of one process, as the ranks of a job run them.
+
+Tests: tests/training/test_distribution.py, tests/training/test_overlapping.py, tests/training/test_verify.py.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.job import failures
+from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.joined_job import Job
+from tf_poseidon.one_process import late_results
+from tf_poseidon.one_process import step_verifier
+from tf_poseidon.one_process.rank_graphs import RankGraphs
+from tf_poseidon.ops import sites
+
+
+class JobFunction:
+    """A function of one process, as ranks run it: partitioned, or as it was traced.
+
+    Attributes:
+        name: The function's name.
+        report: The `report.PartitionReport`, None if the function runs as traced.
+    """
+
+    def __init__(self, name: str, job: Job, runs: RankGraphs | tf.types.experimental.ConcreteFunction,
+                 verifier: step_verifier.StepVerifier | None = None) -> None:
+        """Makes a function; if it trains and is partitioned, `strategy.plan` becomes its plan.
+
+        Args:
+            name: The function's name.
+            job: The job.
+            runs: What runs: its `RankGraphs`, or the traced ConcreteFunction.
+            verifier: Compares its runs with those of one process, in verify mode.
+        """
+        partition = runs.partition if isinstance(runs, RankGraphs) else None
+        self.name = name
+        self.report = None if partition is None else partition.report
+        self._job = job
+        self._runs = runs
+        self._verifier = verifier
+        self._results = None if partition is None else partition.results
+        self._plan = job.graph_pass.expect(partition.number, partition.whole, partition.has_sites) if (
+            partition is not None and partition.options.trains) else None
+
+    def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
+        if not isinstance(self._runs, RankGraphs):
+            return self._runs(*tensors)
+        run = functools.partial(self._run_partitioned, self._runs)
+        if self._verifier is not None and tf.executing_eagerly():
+            return self._verifier.run(run, tensors)
+        return run(tensors)
+
+    def are_rows(self, results: Any) -> Any:
+        """Returns, in the structure of the function's results, whether each of them is this rank's rows."""
+        numbers = self._runs.partition.row_outputs if isinstance(self._runs, RankGraphs) else ()
+        return tf.nest.pack_sequence_as(results, [i in numbers for i in range(len(tf.nest.flatten(results)))])
+
+    def unrolled_steps(self, number: int) -> int:
+        """Returns how many of a number of runs become one graph."""
+        if self._verifier is not None or not isinstance(self._runs, RankGraphs):
+            return 1
+        return self._runs.unrolled_steps(number)
+
+    def run(self, inputs: Sequence[Sequence[tf.Tensor]]) -> Any:
+        """Runs the function as often as there are inputs, in one graph.
+
+        Returns:
+            The results of the last run; a `Pending` if they have to be read.
+        """
+        self.prepare()
+        if isinstance(self._runs, RankGraphs):
+            if self._plan is not None:
+                self._plan.overlap = str(self._runs.order)
+            if len(inputs) > 1:
+                concrete = self._runs.unrolled(len(inputs))
+                return self.pending(concrete(*(tensor for tensors in inputs for tensor in tensors)), len(inputs))
+        return self.pending(self(inputs[0]), 1)
+
+    def prepare(self) -> None:
+        """Prepares variables for runs outside graphs."""
+        self._job.held.hold_until_read(self._results.held if self._results else ())
+
+    def pending(self, returned: Any, steps: int) -> Any:
+        """Returns the results of some steps, given what they have returned; a `Pending` if they have to be read."""
+        self._job.held.count(steps)
+        return late_results.Pending(self._results, returned, self._job.held) if self._results else returned
+
+    def _run_partitioned(self, graphs: RankGraphs, tensors: Sequence[tf.Tensor]) -> Any:
+        # Each exchange of one function needs its own name, also if the function calls several of ours.
+        mark = sites.unique_site("distribute").removeprefix("distribute")
+        with tf.init_scope():
+            concrete = graphs.marked(mark)
+        results = concrete(*tensors)
+        partition = graphs.partition
+        if partition.options.verifier and partition.weights:
+            partition.options.verifier.check_weights(partition.weights, sites.unique_site)
+        return results
+
+
+def explain(error: Exception, functions: Iterable[JobFunction], communicator: Communicator) -> None:
+    """Says in an error that came while functions ran which of them was partitioned, if it is not one of ours."""
+    partitioned = next((function.name for function in functions if function.report is not None), None)
+    is_end = isinstance(error, (StopIteration, tf.errors.OutOfRangeError))  # of data
+    if partitioned is None or is_end or isinstance(error, PoseidonError) or communicator.failure is not None:
+        return
+    failures.explain(error, f"'{partitioned}' was partitioned by rows, so rank {communicator.rank} computed a part of "
+                     "each batch; to run it as it is written, start the program as one process, without a launcher.")
