@@ -1,12 +1,18 @@
 """What a rank does before its process ends, in which order: nobody may wait for it, or miss its words."""
 
+import functools
 import os
+import sys
 from unittest import mock
 
 import pytest
 
+from tf_poseidon.commands import cli
+from tf_poseidon.commands import job_commands
+from tf_poseidon.commands.status import Status
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.job import ending
+from tf_poseidon.job import runtime
 
 
 class Ended(BaseException):
@@ -60,6 +66,24 @@ def test_a_job_that_has_ended_does_not_succeed(rank, capfd):
     with pytest.raises(Ended):
         rank.ending.leave()
     assert rank.steps == ["flush", "disconnect", ("exit", 1)] and "Rank 0 on a failed" in capfd.readouterr().err
+
+
+def test_an_error_of_a_command_has_its_own_status(rank, monkeypatch):
+    """1 is for what the command has found to be wrong."""
+    monkeypatch.setattr(runtime, "_membership", mock.Mock(ending=rank.ending))
+    monkeypatch.setattr(sys, "excepthook", functools.partial(rank.ending.abort, sys.__excepthook__))
+    error = ValueError("boom")
+
+    def selftest(given):
+        """Fails."""
+        raise error
+
+    monkeypatch.setattr(job_commands, "selftest", selftest)
+    with pytest.raises(ValueError, match="boom"):
+        cli.main(["selftest"])
+    with pytest.raises(Ended):
+        sys.excepthook(ValueError, error, None)
+    assert rank.steps[-1] == ("exit", Status.OWN_ERROR)
 
 
 def test_children_end_as_they_would(rank, monkeypatch):

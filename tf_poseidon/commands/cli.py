@@ -50,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(f"tf-poseidon {given.command}: {error}", file=sys.stderr)
         status = Status.MISTAKE if isinstance(error, Mistake) else Status.REFUSED
     except BaseException as error:
-        if sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit):
+        if isinstance(error, SystemExit):
+            raise
+        if sys.excepthook is not sys.__excepthook__:
+            from tf_poseidon.job import runtime
+            runtime.fail_with(Status.OWN_ERROR)  # 1 is for what the command finds to be wrong
             raise  # a rank ends its job with the cause
         if interrupts.is_interrupt(error):
             print(f"tf-poseidon {given.command}: interrupted", file=sys.stderr)

@@ -31,14 +31,19 @@ if TYPE_CHECKING:  # it loads TensorFlow
     from tf_poseidon.job.communicator import Communicator
 
 _WORDS_OF_RANK_0_S = 5.0  # how long other ranks wait for them
-failure_status = 1  # of a rank that ends with an exception
 
 # As `sys.excepthook`.
 _Hook = Callable[[type[BaseException], BaseException, types.TracebackType | None], object]
 
 
 class Ending:
-    """What happens when this process ends, which is a rank."""
+    """What happens when this process ends, which is a rank.
+
+    Attributes:
+        communicator: Its communicator.
+        errors: Watches over its errors.
+        failure_status: The exit status after an exception.
+    """
 
     def __init__(self, communicator: "Communicator", engine: engines.Engine) -> None:
         """Guards the end of this process.
@@ -47,7 +52,9 @@ class Ending:
             communicator: Its communicator.
             engine: The job's engine.
         """
-        self._communicator = communicator
+        self.communicator = communicator
+        self.errors = failures.ErrorWatch(communicator)
+        self.failure_status = 1
         self._engine = engine
         self._pid = os.getpid()
         self._exit = os._exit
@@ -62,11 +69,11 @@ class Ending:
     def exit(self, status: int) -> NoReturn:
         """`os._exit` of a rank: with status 0 before the end of the job, the launcher would report success."""
         if os.getpid() == self._pid and status == 0:
-            cause = (f"Rank {self._communicator.rank} on {socket.gethostname()} called os._exit(0) before the job had "
+            cause = (f"Rank {self.communicator.rank} on {socket.gethostname()} called os._exit(0) before the job had "
                      "ended; let the program reach its end, or call sys.exit.")
-            _say(f"[rank {self._communicator.rank}] The job has ended. {cause}\n")
+            _say(f"[rank {self.communicator.rank}] The job has ended. {cause}\n")
             flush()
-            self._communicator.abort(cause)
+            self.communicator.abort(cause)
             self._end(1)
         self._exit(status)
 
@@ -76,48 +83,48 @@ class Ending:
         if os.getpid() != self._pid:
             previous_hook(kind, error, trace)
             return
-        cause = self._communicator.failure
+        cause = self.communicator.failure
         interrupted = interrupts.is_interrupt(error)
         if interrupted:
             # Ctrl-C reaches all ranks; where it happened to interrupt the program says nothing.
-            if self._communicator.rank == 0:
+            if self.communicator.rank == 0:
                 _say("[rank 0] The job was interrupted.\n")
-            cause = cause or f"Rank {self._communicator.rank} was interrupted."
+            cause = cause or f"Rank {self.communicator.rank} was interrupted."
         elif cause is None:
             if previous_hook is sys.__excepthook__:
                 # At once: where ranks have an error alike, the first that has printed it ends the others.
                 _say(failures.printed(error, trace))
             else:
                 previous_hook(kind, error, trace)
-            cause = failures.cause(self._communicator.rank, error)
+            cause = failures.cause(self.communicator.rank, error)
         else:
             # This exception is only the echo of that failure; its own traceback would hide the cause.
-            _say(f"[rank {self._communicator.rank}] The job has ended. {cause}\n")
+            _say(f"[rank {self.communicator.rank}] The job has ended. {cause}\n")
         flush()
-        self._communicator.abort(cause)
-        if interrupted and self._communicator.rank != 0:
+        self.communicator.abort(cause)
+        if interrupted and self.communicator.rank != 0:
             # The launcher ends rank 0 when this rank ends, and this one when rank 0 does.
             with contextlib.suppress(KeyboardInterrupt):
                 time.sleep(_WORDS_OF_RANK_0_S)
-        self._end(128 + signal.SIGINT if interrupted else failure_status)
+        self._end(128 + signal.SIGINT if interrupted else self.failure_status)
 
     def leave(self) -> None:
         """Leaves at the normal end of the program, once all ranks have reached theirs."""
         if os.getpid() != self._pid:
             return
-        failures.settle()
+        self.errors.settle()
         try:
-            self._communicator.goodbye()
+            self.communicator.goodbye()
             os._exit = self._exit
         except PoseidonError as error:
-            _say(f"[rank {self._communicator.rank}] The job has ended. {error}\n")
+            _say(f"[rank {self.communicator.rank}] The job has ended. {error}\n")
             flush()
             # MPI is not finalized; and with status 0, the launcher would report success.
             self._end(1)
 
     def _end(self, status: int) -> NoReturn:
         """Ends this process after a failure of the job, and the launcher if that cannot notice it."""
-        if self._communicator.has_lost_a_host:
+        if self.communicator.has_lost_a_host:
             self._engine.end_launcher()
         self._engine.disconnect()
         self._exit(status)

@@ -7,6 +7,7 @@ So a rank with an error tells the others, without waiting for them, and ends the
 Tests: tests/unit/test_errors.py, tests/faults/test_failures.py.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import re
 import socket
@@ -28,8 +29,6 @@ if TYPE_CHECKING:  # it loads TensorFlow
     from tf_poseidon.job.communicator import Communicator
 
 SECONDS = 10.0  # which ranks may be apart when they have an error alike
-
-_watch: "_Watch | None" = None
 
 
 def cause(rank: int, error: BaseException) -> str:
@@ -60,60 +59,53 @@ def explain(error: BaseException, sentence: str) -> None:
         error.__notes__ = [*notes, sentence]  # type: ignore[attr-defined]  # since Python 3.11
 
 
-def note(error: BaseException, what: str, communicator: "Communicator") -> None:
-    """Ends the job unless all ranks have an error like this within `SECONDS`, whatever the program does meanwhile.
+class ErrorWatch:
+    """Watches over errors of this rank that the program may catch."""
 
-    Args:
-        error: The error, which the caller raises.
-        what: Where it came from, the same on all ranks: "fit".
-        communicator: This rank's communicator.
-    """
-    global _watch
-    # Loops end by the end of their data.
-    if isinstance(error, (JobEndedError, StopIteration)) or type(error).__name__ == "OutOfRangeError" or (
-            communicator.failure is not None):
-        return
-    settle()
-    _watch = _Watch(error, what, communicator)
-
-
-def settle() -> None:
-    """Waits until the last error turned out to be that of all ranks, or has ended the job."""
-    if _watch is not None:
-        _watch.over.wait(2 * SECONDS)
-
-
-class _Watch:
-    """Waits for the errors of the other ranks.
-
-    Attributes:
-        over: Set when all ranks have had an error, or the job has ended.
-    """
-
-    def __init__(self, error: BaseException, what: str, communicator: "Communicator") -> None:
-        self.over = threading.Event()
+    def __init__(self, communicator: "Communicator") -> None:
         self._communicator = communicator
-        self._cause = cause(communicator.rank, error)
-        digests = np.zeros(communicator.size, np.int64)
-        digests[communicator.rank] = zlib.crc32(f"{what} {type(error).__name__}".encode(errors="replace")) + 1
-        self._wait = communicator.submit("failures", digests)
-        for target in (self._compare, self._end):
-            threading.Thread(target=target, daemon=True).start()
+        self._over: threading.Event | None = None  # set when all ranks have had the last error, or the job has ended
 
-    def _compare(self) -> None:
+    def note(self, error: BaseException, what: str) -> None:
+        """Ends the job unless all ranks have an error like this within `SECONDS`, whatever the program does meanwhile.
+
+        Args:
+            error: The error, which the caller raises.
+            what: Where it came from, the same on all ranks: "fit".
+        """
+        # Loops end by the end of their data.
+        if isinstance(error, (JobEndedError, StopIteration)) or type(error).__name__ == "OutOfRangeError" or (
+                self._communicator.failure is not None):
+            return
+        self.settle()
+        rank = self._communicator.rank
+        reason = cause(rank, error)
+        digests = np.zeros(self._communicator.size, np.int64)
+        digests[rank] = zlib.crc32(f"{what} {type(error).__name__}".encode(errors="replace")) + 1
+        wait = self._communicator.submit("failures", digests)
+        self._over = threading.Event()
+        threading.Thread(target=self._compare, args=(wait, reason, self._over), daemon=True).start()
+        threading.Thread(target=self._end, args=(reason, self._over), daemon=True).start()
+
+    def settle(self) -> None:
+        """Waits until the last error turned out to be that of all ranks, or has ended the job."""
+        if self._over is not None:
+            self._over.wait(2 * SECONDS)
+
+    def _compare(self, wait: Callable[[], np.ndarray], reason: str, over: threading.Event) -> None:
         try:
-            of_ranks = self._wait()
+            of_ranks = wait()
             if (of_ranks != of_ranks[0]).any():
-                self._communicator.abort(self._cause)
+                self._communicator.abort(reason)
         except PoseidonError:  # the job has ended, or this is a child of a rank
             pass
         finally:
-            self.over.set()
+            over.set()
 
-    def _end(self) -> None:
-        if not self.over.wait(SECONDS):
-            self._communicator.abort(self._cause)
-            self.over.set()
+    def _end(self, reason: str, over: threading.Event) -> None:
+        if not over.wait(SECONDS):
+            self._communicator.abort(reason)
+            over.set()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

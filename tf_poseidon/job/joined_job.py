@@ -8,6 +8,7 @@ Tests: tests/training/test_training.py.
 import dataclasses
 
 from tf_poseidon import grappler
+from tf_poseidon.job import failures
 from tf_poseidon.job import held_variables
 from tf_poseidon.job import new_variables
 from tf_poseidon.job.communicator import Communicator
@@ -25,6 +26,7 @@ class Job:
         verifier: Compares gradients and weights, None without verify mode.
         held: The variables that hold summands.
         new_variables: The variables that wait for rank 0's values.
+        errors: Watches over this rank's errors.
     """
 
     communicator: Communicator
@@ -33,6 +35,7 @@ class Job:
     verifier: Verifier | None
     held: held_variables.Held
     new_variables: new_variables.NewVariables
+    errors: failures.ErrorWatch
 
     @property
     def rank(self) -> int:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.job import ending
 from tf_poseidon.job import engines
+from tf_poseidon.job import failures
 from tf_poseidon.job import gpus
+from tf_poseidon.job.ending import Ending
+from tf_poseidon.job.ending import report_and_exit
 from tf_poseidon.options import JobOptions
 from tf_poseidon.options import TrainingOptions
 
@@ -30,23 +32,37 @@ class _Membership:
     """How this process has joined its job.
 
     Attributes:
-        communicator: Its communicator; None if it runs alone.
+        ending: What happens when it ends; None if it runs alone.
         options: The options with which it has joined.
         engine: The job's engine.
+        announces: Whether the first strategy says what has joined.
     """
 
-    communicator: "Communicator | None"
+    ending: Ending | None
     options: JobOptions
     engine: engines.Engine
+    announces: bool
 
 
 _membership: _Membership | None = None
-_is_announced = False
 
 
 def communicator() -> "Communicator | None":
     """Returns this process's communicator; None if it runs alone, or has not joined."""
-    return None if _membership is None else _membership.communicator
+    return None if _membership is None or _membership.ending is None else _membership.ending.communicator
+
+
+def errors() -> failures.ErrorWatch:
+    """Returns what watches over the errors of this process, which is a rank."""
+    ending = _joined().ending
+    assert ending is not None, "it runs alone"
+    return ending.errors
+
+
+def fail_with(status: int) -> None:
+    """Sets the exit status of this process after an exception, if it is a rank."""
+    if _membership is not None and _membership.ending is not None:
+        _membership.ending.failure_status = status
 
 
 def size() -> int:
@@ -78,22 +94,13 @@ def described() -> str:
 
 
 def announce(how: str) -> None:
-    """Says on rank 0, once per process, what has joined the job, and `how` it trains; nothing in one process.
+    """Says on rank 0 what has joined the job, and `how` it trains; nothing in one process.
 
     Not by the logger, which Python shows warnings of alone; but where that is told to be quiet, this is.
     """
-    global _is_announced
     ranks = communicator()
-    is_first = ranks is not None and ranks.rank == 0 and not _is_announced
-    if is_first and _log.isEnabledFor(logging.WARNING):
+    if ranks is not None and ranks.rank == 0 and _joined().announces and _log.isEnabledFor(logging.WARNING):
         print(f"tf_poseidon: {described()}; {how}", file=sys.stderr, flush=True)
-    _is_announced = True
-
-
-def announce_nothing() -> None:
-    """Lets a program that says itself what has joined begin without `announce`."""
-    global _is_announced
-    _is_announced = True
 
 
 def engine() -> engines.Engine:
@@ -123,11 +130,12 @@ def check(job: JobOptions, training: TrainingOptions) -> None:
     job.check(launch.size, has_own_ops)
 
 
-def start(options: JobOptions) -> "Communicator | None":
+def start(options: JobOptions, announces: bool = True) -> "Communicator | None":
     """Joins the job that this process was launched in, once per process.
 
     Args:
         options: The `JobOptions`.
+        announces: Whether the first strategy says what has joined; False for a program that does so itself.
 
     Returns:
         The communicator, or None if this process was launched alone.
@@ -150,26 +158,27 @@ def start(options: JobOptions) -> "Communicator | None":
                                      f"change that to {options}: give every PoseidonStrategy of a "
                                      "process, and poseidon.calibrate before them, the same options; for others, "
                                      "start a new process (in a notebook, restart the kernel).")
-        return _membership.communicator
+        return communicator()
     if _is_notebook():
         _advise_notebook(launch.size)
-    ranks = _join(launch.size, engine, options) if launch.size > 1 else None
-    _membership = _Membership(ranks, options, engine)
-    return ranks
+    ending = _join(launch.size, engine, options) if launch.size > 1 else None
+    _membership = _Membership(ending, options, engine, announces)
+    return communicator()
 
 
-def _join(size: int, engine: engines.Engine, options: JobOptions) -> "Communicator":
+def _join(size: int, engine: engines.Engine, options: JobOptions) -> Ending:
     """Joins the other processes, and guards the end of this one."""
     gpus.take_own(engine.local_rank(os.environ))
     try:
         ranks = engine.join(size, options)
     except PoseidonError:
         # From here on the engine may keep the process from ending in the usual way.
-        sys.excepthook = functools.partial(ending.report_and_exit, sys.excepthook)
+        sys.excepthook = functools.partial(report_and_exit, sys.excepthook)
         raise
     ranks.use_for_ops()
-    ending.Ending(ranks, engine).guard()
-    return ranks
+    ending = Ending(ranks, engine)
+    ending.guard()
+    return ending
 
 
 def _is_notebook() -> bool:

@@ -21,8 +21,8 @@ from tensorflow.core.framework import graph_pb2
 from tf_poseidon.base import rounding
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import JobError
-from tf_poseidon.graph_passes.partition.propagate import own_values as own_lib
-from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
+from tf_poseidon.graph_passes.partition.propagate import own_values
+from tf_poseidon.graph_passes.partition.propagate import propagation
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.ops import sites
 
@@ -47,14 +47,14 @@ def obstacle(graph_def: graph_pb2.GraphDef, held: Sequence[tf.Variable]) -> str:
     if held:
         return f"'{held[0].name.partition(':')[0]}' holds this rank's summands"
     for node in graph_def.node:
-        if node.op == own_lib.BEGINS:
+        if node.op == own_values.BEGINS:
             return "in it, as in batch normalisation, ranks compute from their own rows alone"
-        if node.op.startswith(propagate_lib.UPDATES) and tf.string.as_datatype_enum in (
+        if node.op.startswith(propagation.UPDATES) and tf.string.as_datatype_enum in (
                 node.attr["dtype"].type, node.attr["T"].type):
             return "it updates a variable of strings, which would not be restored"
         op = tf_compat.op_def(node.op)
         is_repeatable = op is not None and not op.is_stateful or node.op in _REPEATABLE or (
-            node.op.startswith(propagate_lib.UPDATES))
+            node.op.startswith(propagation.UPDATES))
         if not is_repeatable or node.op.startswith("Horovod"):  # whose ops are not stateful
             return f"it has a {node.op}, which would not do the same again"
     return ""

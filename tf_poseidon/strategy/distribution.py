@@ -14,8 +14,7 @@ import tensorflow as tf
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.data import fingerprints
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes.partition import report as report_lib
-from tf_poseidon.job import failures
+from tf_poseidon.graph_passes.partition import report
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import job_functions
 from tf_poseidon.one_process import tracing
@@ -86,7 +85,7 @@ class _Distributed:
         self._job_functions: dict[Any, JobFunction] = {}
         self._calls = 0
         self._bound: weakref.WeakKeyDictionary[object, _Distributed] = weakref.WeakKeyDictionary()
-        self.report: report_lib.PartitionReport | None = None
+        self.report: report.PartitionReport | None = None
         functools.update_wrapper(self, self._python)
         tf_compat.unconverted(self)  # AutoGraph does not convert this object; it still converts the function
 
@@ -108,9 +107,9 @@ class _Distributed:
         try:
             return self._run(strategy, args, kwargs)
         except Exception as error:
-            communicator = strategy.extended.job.communicator
-            job_functions.explain(error, self._job_functions.values(), communicator)
-            failures.note(error, getattr(self._python, "__name__", "function"), communicator)
+            job = strategy.extended.job
+            job_functions.explain(error, self._job_functions.values(), job.communicator)
+            job.errors.note(error, getattr(self._python, "__name__", "function"))
             raise
 
     def _run(self, strategy: PoseidonStrategy, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -17,7 +17,6 @@ from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.data import datasets
 from tf_poseidon.errors import GraphError
-from tf_poseidon.job import failures
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.loops import loop_variables as variables_lib
 from tf_poseidon.loops import step as step_lib
@@ -131,7 +130,7 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
         try:
             return self._run_replica(fn, args, kwargs)
         except Exception as error:
-            failures.note(error, "strategy.run", self._ranks.communicator)
+            self._ranks.errors.note(error, "strategy.run")
             raise
 
     def _run_replica(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -135,9 +135,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
         keras_hook.install(alone=communicator is None)
         job = None if communicator is None else _job(communicator, training)
         super().__init__(extended_lib.Extended(self, job, training.global_batch_norm))
-        if job is not None:
-            runtime.announce(training.described(job.graph_pass.session.planner.cluster))
         global _latest
+        if job is not None and _latest is None:
+            runtime.announce(training.described(job.graph_pass.session.planner.cluster))
         _latest = self
 
     @property
@@ -280,4 +280,4 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
     session = rewriting.RewriteSession(planner, writer, comparison=comparison)
     graph_pass = grappler.enable(communicator.rank, session, training.strict)
     return Job(communicator, graph_pass, training.wire_dtype, verifier, held_variables.Held(communicator),
-               new_variables.NewVariables(communicator))
+               new_variables.NewVariables(communicator), runtime.errors())

@@ -9,6 +9,7 @@ from tf_poseidon.commands.selftest import links
 from tf_poseidon.commands.selftest import scheme_checks
 from tf_poseidon.commands.selftest import selftest_report
 from tf_poseidon.job import runtime
+from tf_poseidon.options import JobOptions
 from tf_poseidon.strategy import poseidon_strategy as strategy_lib
 
 
@@ -22,7 +23,7 @@ def run(engine: str | None = None) -> selftest_report.SelftestReport:
         PoseidonError: If the job cannot be joined.
     """
     begin = time.monotonic()
-    runtime.announce_nothing()  # the report does
+    runtime.start(JobOptions(engine=engine), announces=False)  # the report does
     # A policy that compares no times: nothing has to be measured first.
     strategy = strategy_lib.PoseidonStrategy("ps", engine=engine, pins=scheme_checks.PINS)
     results = scheme_checks.check(strategy)

@@ -21,7 +21,6 @@ from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.data import datasets
 from tf_poseidon.data import fingerprints
 from tf_poseidon.errors import GraphError
-from tf_poseidon.job import failures
 from tf_poseidon.job import runtime
 from tf_poseidon.keras_hook.batch_loops import building
 from tf_poseidon.keras_hook.batch_loops import descriptions
@@ -94,9 +93,9 @@ def _noting_errors(strategy: tf.distribute.Strategy, method: str) -> Iterator[No
     try:
         yield
     except Exception as error:
-        held = strategy.extended.job.held.note_error()
-        what = f"{method}, {held} variables hold summands"
-        failures.note(error, what, strategy.extended.job.communicator)
+        job = strategy.extended.job
+        held = job.held.note_error()
+        job.errors.note(error, f"{method}, {held} variables hold summands")
         raise
 
 
