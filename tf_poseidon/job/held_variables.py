@@ -104,7 +104,7 @@ class Held:
         """
         held = [variable for variable in variables if any(variable is other for other in self._until_read)]
         if not held:
-            return [_own(variable) for variable in variables]
+            return [_of_rank(variable) for variable in variables]
         steps_of_ranks = np.zeros(self._communicator.size, np.int64)
         steps_of_ranks[self._communicator.rank] = self._steps
         wait = self._communicator.submit("held/steps", steps_of_ranks)
@@ -112,7 +112,7 @@ class Held:
         steps = wait()
         agreement.check_steps(steps)
         values = {id(variable): value for variable, value in zip(held, sums)}
-        return [values[id(variable)] if id(variable) in values else _own(variable) for variable in variables]
+        return [values[id(variable)] if id(variable) in values else _of_rank(variable) for variable in variables]
 
     def end(self) -> None:
         """Makes the variables whole that hold summands until they are read, on all ranks."""
@@ -135,10 +135,10 @@ class Held:
 
     def _sums(self, variables: Sequence[tf.Variable]) -> list[np.ndarray]:
         """Returns the sums of variables over all ranks; they share messages."""
-        waits = [self._communicator.submit(f"held/{i}", _own(variable)) for i, variable in enumerate(variables)]
+        waits = [self._communicator.submit(f"held/{i}", _of_rank(variable)) for i, variable in enumerate(variables)]
         return [wait() for wait in waits]
 
 
-def _own(variable: tf.Variable) -> np.ndarray:
+def _of_rank(variable: tf.Variable) -> np.ndarray:
     """Returns what this rank has of a variable; reading one that is synchronised then would give its sum."""
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).numpy()

@@ -190,8 +190,8 @@ def _check_same(function: tf.types.experimental.ConcreteFunction, comparison: ag
         digest = graph_texts.structure(function)
     except Exception as error:  # a function that runs whole need not be understood, and other ranks wait for this one
         digest = f"not known: {type(error).__name__}"
-    own = "\n".join([f"the digest of the graph is {digest}", *values])
-    difference = comparison.difference(f"distribute/{name}/structure", own)
+    text = "\n".join([f"the digest of the graph is {digest}", *values])
+    difference = comparison.difference(f"distribute/{name}/structure", text)
     if difference is None:  # their names may differ
         return
     named = comparison.difference(f"distribute/{name}/nodes", "\n".join([*values, *flat_graphs.lines_of(function)]))
@@ -245,8 +245,8 @@ def traced(function: Callable[..., Any], call: calls.Call,
 def _share(variables: Iterable[tf.Variable], communicator: Communicator, name: str) -> None:
     """Gives all ranks rank 0's values of the variables that a function uses, where they differ."""
     variables = [variable for variable in variables if variable.dtype not in (tf.resource, tf.variant, tf.string)]
-    own_digests, site = ops.digests(variables).numpy(), f"distribute/{name}"
-    differs = own_digests != communicator.broadcast(f"{site}/digests", own_digests)
+    digests, site = ops.digests(variables).numpy(), f"distribute/{name}"
+    differs = digests != communicator.broadcast(f"{site}/digests", digests)
     differs = communicator.sum(f"{site}/differs", differs.astype(np.int64))
     waits = [(variable, communicator.submit(f"{site}/variables/{i}", np.asarray(variable.numpy()), root=0))
              for i, variable in enumerate(variables) if differs[i]]

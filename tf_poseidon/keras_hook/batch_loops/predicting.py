@@ -84,11 +84,11 @@ def concatenated(original: Callable[..., Any], tensors: Sequence[Any]) -> Any:
     if not isinstance(tensors[0], Outputs):
         return original(tensors)
     outputs = [output for execution in tensors for output in execution.of_steps]
-    own = [output.tensor for output in outputs if output.is_rows]
-    if not own:
+    rows = [output.tensor for output in outputs if output.is_rows]
+    if not rows:
         return original([output.tensor for output in outputs])
-    values, shapes = _gathered(own, tensors[0].communicator)
-    if len(own) == len(outputs) and len({shape[1:] for shape in shapes}) == 1:
+    values, shapes = _gathered(rows, tensors[0].communicator)
+    if len(rows) == len(outputs) and len({shape[1:] for shape in shapes}) == 1:
         return original([tf.reshape(values, (sum(shape[0] for shape in shapes), *shapes[0][1:]))])
     parts = np.split(values, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
     whole = iter([tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)])
@@ -115,8 +115,8 @@ def _gathered(tensors: Sequence[tf.Tensor], communicator: Communicator) -> tuple
             f"In step {step + 1} of predict a row has {elements[rank, step]} numbers on rank {rank}, expected "
             f"{elements[0, step]} as on rank 0; return tensors whose shape does not depend on the values of a row.")
     rows = communicator.gather("predict/rows", [[shape[0] for shape in shapes]])
-    own = np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors])
-    gathered = communicator.gather("rows/predict", own.reshape(-1, 1)).reshape(-1)
+    numbers = np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors])
+    gathered = communicator.gather("rows/predict", numbers.reshape(-1, 1)).reshape(-1)
     # By rank and step, where its elements begin in what was gathered, and where they belong.
     sizes = rows * of_row
     begins = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape)
