@@ -84,8 +84,8 @@ def make_plan(work, machines, system):
                                   needed=None if math.isinf(needed := work.needed(site)) else scale * needed)
               for site in work.sites]
     exchanges = [dataclasses.replace(e, operations=scale * e.operations) for e in work.exchanges]
-    plan = planning.make_plan(scaled, system.policy, cluster, operations=scale * work.operations,
-                              merge=system.merge, exchanges=exchanges, steps=system.steps or STEADY)
+    planner = planning.Planner(cluster, system.policy, merge=system.merge)
+    plan = planner.plan(scaled, scale * work.operations, exchanges, system.steps or STEADY)
     groups = {exchange.site: exchange.group for exchange in plan.exchanges}
     return dataclasses.replace(plan, sites=work.sites, operations=work.operations, exchanges=tuple(
         dataclasses.replace(exchange, group=groups[exchange.site]) for exchange in work.exchanges))

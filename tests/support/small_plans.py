@@ -7,8 +7,8 @@ def dense_site(m, n, k, name="kernel", itemsize=4):
     return planning.Site(name, "float32", itemsize, (m, n), planning.Factors(m, n, k, itemsize))
 
 
-def plan_for(sites, policy, workers, servers=0, **options):
-    return planning.make_plan(sites, policy, planning.Cluster(workers, servers), **options)
+def plan_for(sites, policy, workers, servers=0, pins=(), merge=False, **graph):
+    return planning.Planner(planning.Cluster(workers, servers), policy, pins, merge).plan(sites, **graph)
 
 
 BIAS = planning.Site("bias", "float32", 4, (512,), refusal="alone", bias_of="kernel")

@@ -618,7 +618,7 @@ def small_site(name, kib, ready_us):
 
 def groups(sites, latency_us):
     cluster = planning.Cluster(2, latency_us=latency_us, gflops=1)  # 1000 operations in a microsecond
-    plan = planning.make_plan(sites, "ps", cluster, merge=True)
+    plan = planning.Planner(cluster, "ps", merge=True).plan(sites)
     return {d.site: d.group for d in plan.decisions}
 
 
@@ -649,21 +649,20 @@ def test_what_is_no_gradient_waits_for_others_too():
     rows = planning.Exchange("rows", "gather", "float32", 4, (64,))
     value, large = (dataclasses.replace(rows, site=site, scheme="broadcast", shape=(n,))
                     for site, n in (("value", 2), ("large", 10_000)))
-    plan = planning.make_plan([small_site("a", 1, 0)], "ps", planning.Cluster(2), merge=True,
-                              exchanges=[rows, value, large])
+    plan = planning.Planner(planning.Cluster(2), "ps", merge=True).plan([small_site("a", 1, 0)],
+                                                                        exchanges=[rows, value, large])
     assert [d.group for d in plan.decisions] == ["a"]
     assert {e.site: e.group for e in plan.exchanges} == {"rows": "a", "value": "a", "large": None}
 
 
 def test_slices_do_not_wait_for_other_messages():
     sites = [small_site("a", 1, 0), small_site("b", 1, 0), dataclasses.replace(TABLE, operations=0.0)]
-    plan = planning.make_plan(sites, "auto", planning.Cluster(2, latency_us=20, gflops=1), merge=True)
+    plan = planning.Planner(planning.Cluster(2, latency_us=20, gflops=1), "auto", merge=True).plan(sites)
     assert [(d.scheme, d.group) for d in plan.decisions] == [("ps", "b"), ("ps", "b"), ("sparse", None)]
 
 
 def test_merging_is_off_by_default():
-    plan = planning.make_plan([small_site("a", 1, 0), small_site("b", 1, 0)], "auto",
-                              planning.Cluster(2))
+    plan = planning.Planner(planning.Cluster(2)).plan([small_site("a", 1, 0), small_site("b", 1, 0)])
     assert {d.group for d in plan.decisions} == {None}
 
 

@@ -79,9 +79,11 @@ class SendReceive(site_writer.SiteWriter):
         digest = self.planned.training.digest
         assert digest is not None
         form = site_writer.form_of(match, self.planned.riders.get(self.marker.site, ()), digest)
-        recv = self._send_and_receive("", "send", "recv", parts, planning.SFB, types,
-                                      [(None, c) for c in columns], form,
-                                      least_saving=planning.least_saving(self.planned.plan.cluster))
+        least_saving = planning.least_saving(self.planned.plan.cluster)
+        shorter = {"least_saving": least_saving} if least_saving < 1 else {}
+        with self.writer.placed(self._where_gathered(types[0])):
+            ticket = self._send("send", parts, types, planning.SFB, form, **self._grouped, **shorter)
+            recv = self._receive("recv", ticket, types, [(None, c) for c in columns])
         is_complete = f"{recv}:{len(parts)}"
         self._switch_on(is_complete)
         gathered = [self._if_complete(f"gathered{i}", f"{recv}:{i}", is_complete, t)
@@ -126,6 +128,12 @@ class SendReceive(site_writer.SiteWriter):
         priority = self.planned.training.priorities.get(self.marker.site)
         return {} if priority is None else {"priority": priority}
 
+    @property
+    def _grouped(self) -> dict[str, Any]:
+        """The attributes with the group of the exchange, if it has one."""
+        group = self.decision.group
+        return {"group": group, "group_size": self.planned.group_sizes[group]} if group else {}
+
     # ---- parts --------------------------------------------------------------------------------
 
     def _where_exchanged(self, op: str, device: str) -> str:
@@ -147,36 +155,39 @@ class SendReceive(site_writer.SiteWriter):
         op = "PoseidonSend" if self.marker.indices is None else "PoseidonDenseSlices"
         return self._where_exchanged(op, self._gradient_device)
 
-    def _send_and_receive(self, prefix: str, send: str, recv: str, tensors: Iterable[str], scheme: str,
-                          types: Sequence[int], shapes: Sequence[graph_lib.Shape | None], form: str = "",
-                          is_fallback: bool = False, float_sum: bool = False, least_saving: float = 1.0) -> str:
-        # A fallback to dense gradients does not wait for a group of messages.
-        group = self.decision.group
-        grouped = {} if is_fallback or not group else {"group": group, "group_size": self.planned.group_sizes[group]}
+    def _send(self, name: str, tensors: Iterable[str], types: Sequence[int], scheme: str, form: str = "",
+              **attributes: Any) -> str:
+        """Starts an exchange; returns its ticket."""
         shown = {graph_lib.MEANWHILE: self.marker.meanwhile} if self.marker.meanwhile else {}
-        sums = [types_pb2.DT_FLOAT] if float_sum else types
-        shorter: dict[str, Any] = {"float_sum": True} if float_sum else {}
-        if least_saving < 1:
-            shorter["least_saving"] = least_saving
-        is_sum = scheme == planning.PS
-        with self.writer.placed(self._where_summed() if is_sum else self._where_gathered(types[0])):
-            ticket = self.writer.add(
-                f"{prefix}{send}", "PoseidonSend", [*tensors, self._contributes, *self._controls],
-                T=types, site=self.marker.site, scheme=scheme, form=form,
-                strict=self.planned.training.facts.strict, **self._prioritised, **grouped, **shown, **shorter)
-            return self.writer.add(recv, "PoseidonRecv", [ticket], T=sums, shapes=shapes)
+        return self.writer.add(
+            name, "PoseidonSend", [*tensors, self._contributes, *self._controls], T=types, site=self.marker.site,
+            scheme=scheme, form=form, strict=self.planned.training.facts.strict, **self._prioritised, **shown,
+            **attributes)
+
+    def _receive(self, name: str, ticket: str, types: Sequence[int], shapes: Sequence[graph_lib.Shape | None]) -> str:
+        """Ends the exchange of a ticket."""
+        return self.writer.add(name, "PoseidonRecv", [ticket], T=types, shapes=shapes)
 
     def _exchange_dense(self, prefix: str, gradient: str, name: str) -> str:
-        """Sums a gradient of the marker's shape over the parameter server, into `name`."""
+        """Sums a gradient of the marker's shape over the parameter server, into `name`.
+
+        Args:
+            prefix: That of the nodes of a fallback to dense gradients, which waits for no group of messages; else "".
+            gradient: The gradient.
+            name: Name of the node with the sum.
+        """
         dtype, wire = self.marker.dtype, self._on_wire(self.marker.dtype)
         narrow = self.planned.training.narrow.get(self.marker.site)
         if narrow is not None and gradient == self.marker.gradient:
-            return self._send_and_receive(prefix, "send", name, [narrow.tensor], planning.PS, [narrow.dtype],
-                                          [self.marker.shape], float_sum=True)
+            with self.writer.placed(self._where_summed()):
+                ticket = self._send("send", [narrow.tensor], [narrow.dtype], planning.PS, float_sum=True,
+                                    **self._grouped)
+                return self._receive(name, ticket, [types_pb2.DT_FLOAT], [self.marker.shape])
         sent = self._cast(f"{prefix}send_wire", gradient, dtype, wire)
-        recv = name if wire == dtype else f"{prefix}recv_wire"
-        total = self._send_and_receive(prefix, "send", recv, [sent], planning.PS, [wire],
-                                       [self.marker.shape], is_fallback=bool(prefix))
+        with self.writer.placed(self._where_summed()):
+            ticket = self._send(f"{prefix}send", [sent], [wire], planning.PS, **({} if prefix else self._grouped))
+            total = self._receive(name if wire == dtype else f"{prefix}recv_wire", ticket, [wire],
+                                  [self.marker.shape])
         return self._cast(name, total, wire, dtype)
 
     def _switch_on(self, is_complete: str) -> None:

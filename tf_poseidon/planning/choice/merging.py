@@ -8,13 +8,11 @@ for one that is computed from it: messages wait for each other only if the same 
 Tests: tests/unit/test_planning.py.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import typing
 
-from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.decision import Decision
-from tf_poseidon.planning.exchange import Exchange
+from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.site import Site
 
@@ -33,21 +31,13 @@ class _Message(typing.NamedTuple):
     depth: int
 
 
-def with_groups(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: Sequence[Exchange],
-                cluster: Cluster) -> tuple[tuple[Decision, ...], tuple[Exchange, ...]]:
-    """Returns (decisions, exchanges) with `group` set where messages travel together.
-
-    Args:
-        decisions: `Decision`s.
-        sites: Their `Site`s, in the same order.
-        exchanges: Other `Exchange`s.
-        cluster: The `Cluster`.
-    """
+def merged(plan: Plan) -> Plan:
+    """Returns a plan with the `group`s of messages that travel together."""
     # Ties are in the order of backpropagation, from the last variable to the first.
     small = [_Message(site.name, num_bytes, site.operations, site.depth)
-             for decision, site in reversed(list(zip(decisions, sites, strict=True)))
+             for decision, site in reversed(list(zip(plan.decisions, plan.sites, strict=True)))
              if (num_bytes := _message_bytes(decision, site)) is not None and site.depth is not None]
-    small += [_Message(e.site, e.num_bytes, e.operations, e.depth) for e in exchanges
+    small += [_Message(e.site, e.num_bytes, e.operations, e.depth) for e in plan.exchanges
               if e.num_bytes is not None and e.depth is not None]
     small = [message for message in small if message.num_bytes <= LARGEST_MESSAGE]
     groups: list[list[_Message]] = []
@@ -55,13 +45,14 @@ def with_groups(decisions: Sequence[Decision], sites: Sequence[Site], exchanges:
         last = groups[-1][-1] if groups else None
         if last is not None and sum(m.num_bytes for m in groups[-1]) + message.num_bytes <= LARGEST_GROUP and (
                 message.depth == last.depth) and (
-                cluster.compute_seconds(message.operations - last.operations) < cluster.latency_seconds):
+                plan.cluster.compute_seconds(message.operations - last.operations) < plan.cluster.latency_seconds):
             groups[-1].append(message)
         else:
             groups.append([message])
     names = {message.site: group[0].site for group in groups if len(group) > 1 for message in group}
-    return (tuple(dataclasses.replace(d, group=names.get(d.site)) for d in decisions),
-            tuple(dataclasses.replace(e, group=names.get(e.site)) for e in exchanges))
+    return dataclasses.replace(
+        plan, decisions=tuple(dataclasses.replace(d, group=names.get(d.site)) for d in plan.decisions),
+        exchanges=tuple(dataclasses.replace(e, group=names.get(e.site)) for e in plan.exchanges))
 
 
 def _message_bytes(decision: Decision, site: Site) -> float | None:

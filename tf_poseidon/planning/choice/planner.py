@@ -6,6 +6,7 @@ Tests: tests/unit/test_plan.py.
 from collections.abc import Sequence
 import dataclasses
 
+from tf_poseidon.planning.choice import merging
 from tf_poseidon.planning.choice.policies import make_plan
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.exchange import Exchange
@@ -20,7 +21,8 @@ class Planner:
     Attributes:
         cluster: The `Cluster` to plan for.
         policy: Same as in `make_plan`.
-        pins, merge, schemes: Same as in `make_plan`.
+        pins, schemes: Same as in `make_plan`.
+        merge: Whether small messages wait for each other, see merging.py.
         given: A `Plan` to follow instead.
     """
 
@@ -39,8 +41,8 @@ class Planner:
             PoseidonError: If the given plan was made for another graph or job.
         """
         if self.given is None:
-            return make_plan(sites, self.policy, self.cluster, self.pins, operations, self.merge, exchanges,
-                             self.schemes, steps)
+            plan = make_plan(sites, self.policy, self.cluster, self.pins, operations, exchanges, self.schemes, steps)
+            return merging.merged(plan) if self.merge else plan
         given = self.given.fitted(sites)
         given.check(sites, self.cluster)
         groups = {exchange.site: exchange.group for exchange in given.exchanges}

@@ -18,7 +18,6 @@ from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.planning import cost as cost_lib
 from tf_poseidon.planning import schemes as schemes_lib
 from tf_poseidon.planning import step_time
-from tf_poseidon.planning.choice import merging
 from tf_poseidon.planning.choice import search
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import Cost
@@ -104,8 +103,7 @@ POLICIES: dict[str, Policy] = {"auto": _auto, "ps": _ps, "sfb": _sfb, "paper": _
 
 
 def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins = (), operations: float | None = None,
-              merge: bool = False, exchanges: Iterable[Exchange] = (), schemes: Iterable[str] | None = None,
-              steps: int = 1) -> Plan:
+              exchanges: Iterable[Exchange] = (), schemes: Iterable[str] | None = None, steps: int = 1) -> Plan:
     """Plans how the sites of one training graph are synchronised.
 
     Args:
@@ -117,7 +115,6 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
         pins: (pattern, scheme) pairs; the first pattern that matches the path of a variable decides its
             scheme, if possible. Patterns are those of file names: "*", "?" and "[...]".
         operations: Additions and multiplications of the step, None if unknown.
-        merge: Whether small messages wait for each other, see merging.py.
         exchanges: The other `Exchange`s of the graph.
         schemes: Names of the schemes that the engine can carry out; None for all.
         steps: How many steps overlap; sites then say when the next step needs them.
@@ -140,8 +137,6 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
     if policy == "auto" and cluster.accelerators and operations:
         decisions = _of_whole_step(chooser, decisions, sites, operations, exchanges, steps)
     exchanges = tuple(dataclasses.replace(exchange, pin=_pin(exchange.site, pins)) for exchange in exchanges)
-    if merge:
-        decisions, exchanges = merging.with_groups(decisions, sites, exchanges, cluster)
     return Plan(policy, cluster, sites, tuple(decisions), operations, exchanges=exchanges, steps=steps)
 
 
