@@ -54,6 +54,26 @@ def test_names_of_classes_and_modules_are_unique():
     assert not {name: paths for name, paths in places.items() if len(paths) > 1}
 
 
+# Public functions, whose many options are keywords.
+OF_KEYWORDS = {
+    "explanations/explaining.py explain",
+    "saved_graphs/verifying.py verify",
+    "strategy/poseidon_strategy.py __init__",
+    "graph_passes/partition/partitioner.py partition",
+}
+
+
+def test_functions_have_few_parameters():
+    many = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                names = {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)} - {"self", "cls"}
+                if len(names) > 8:
+                    many.add(f"{path.relative_to(PACKAGE)} {node.name}")
+    assert many == OF_KEYWORDS
+
+
 def test_the_communicator_includes_no_tensorflow_header():
     sources = pathlib.Path(__file__).parents[2] / "kernels" / "communicator"
     for path in sources.glob("*"):

@@ -121,8 +121,9 @@ def verify(given: argparse.Namespace) -> Status:
     tf.get_logger().setLevel("ERROR")
     from tf_poseidon.saved_graphs import load_ops
     from tf_poseidon.saved_graphs import verifying
-    verification = verifying.verify(given.source, given.target, given.signature, given.train_op, given.initializer,
-                                    given.batch_size, given.steps, arrays, given.seed, given.engine)
+    verification = verifying.verify(
+        given.source, given.target, signature=given.signature, train_op=given.train_op, initializer=given.initializer,
+        batch_size=given.batch_size, steps=given.steps, inputs=arrays, seed=given.seed, engine=given.engine)
     if load_ops.load_ops(given.engine).rank == 0:
         with command_files.printing(verification):
             pass

@@ -34,7 +34,7 @@ _SEEDS = (87654321, 1)
 _OWN_JOB = "localhost"
 
 
-def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signature: str | None = None,
+def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], *, signature: str | None = None,
            train_op: Sequence[str] = (), initializer: Sequence[str] = (), batch_size: int = 4, steps: int = 2,
            inputs: Mapping[str, npt.ArrayLike] | None = None, seed: int = 0, engine: str | None = None) -> Verification:
     """Runs a rewritten graph, and the original in one process, and compares them. All ranks must call it.
