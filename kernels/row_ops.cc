@@ -130,7 +130,7 @@ names: For each value, its name for messages.
 elements: For each value, how many elements of that dimension belong to one row; empty if each has one.
 )doc");
 
-REGISTER_OP("PoseidonPlannedRows")
+REGISTER_OP("PoseidonUsualRows")
     .Input("values: T")
     .Output("outputs: T")
     .Attr("T: list(type) >= 1")

@@ -341,7 +341,8 @@ def _decided(graph_def: graph_pb2.GraphDef, markers: Collection[str]) -> graph_p
     result.CopyFrom(graph_def)
     for node in result.node:
         if node.op in markers:
-            node.attr[graph_lib.PLANNED].b = True
+            for name, value in graph_lib.DECIDED.items():
+                node.attr[name].b = value
     return result
 
 

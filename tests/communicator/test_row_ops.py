@@ -193,10 +193,10 @@ def test_rows_are_the_inputs():
             np.testing.assert_array_equal(output, value)
 
 
-def test_planned_rows_have_shapes_and_cannot_run():
+def test_usual_rows_have_shapes_and_cannot_run():
     with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
         values = [tf.zeros([8, 2]), tf.zeros([3, 5])]
-        outputs = raw().poseidon_planned_rows(values=values, dimensions=[0, 1], names=["x", "y"], rows=4)
+        outputs = raw().poseidon_usual_rows(values=values, dimensions=[0, 1], names=["x", "y"], rows=4)
         assert [output.shape.as_list() for output in outputs] == [[4, 2], [3, 4]]
         with pytest.raises(tf.errors.InvalidArgumentError, match="No OpKernel was registered"):
             session.run(outputs)
@@ -216,7 +216,7 @@ def test_rows_refuses(dimensions, names, message):
 
 def test_rows_refuses_sizes_without_a_number():
     with pytest.raises(ValueError, match="'rows' is 4611686018427387904 and 'elements' has 2, expected a product of"):
-        run(lambda: raw().poseidon_planned_rows(
+        run(lambda: raw().poseidon_usual_rows(
             values=[tf.zeros([4])], dimensions=[0], names=["x"], elements=[2], rows=2**62))
 
 

@@ -159,8 +159,8 @@ def _columns(loss):
 
 
 @pytest.mark.parametrize("loss", [loss for _, loss in _LOSSES], ids=[name for name, _ in _LOSSES])
-def test_planned_shapes_in_a_graph_that_runs_are_found(loss):
-    """If sums are received with the shapes of one rank's planned rows, what TensorFlow's optimizer makes is wrong."""
+def test_usual_shapes_in_a_graph_that_runs_are_found(loss):
+    """If sums are received with the shapes of one rank's usual rows, what TensorFlow's optimizer makes is wrong."""
     assert not pipeline.check([_columns(loss)], [2], BATCHES, usual_rows=12)
-    with mock.patch.object(session.RewriteSession, "find", planted.planned_shapes()):
+    with mock.patch.object(session.RewriteSession, "find", planted.usual_shapes()):
         assert pipeline.check([_columns(loss)], [2], BATCHES, usual_rows=12)

@@ -1,24 +1,24 @@
 """Faults that tests plant."""
 
-from tf_poseidon.graph_passes import planned
 from tf_poseidon.graph_passes import session
+from tf_poseidon.graph_passes import usual_batch
 from tf_poseidon.graph_passes.find import training_step
 
 
-def planned_shapes(find=session.RewriteSession.find):
-    """Returns a `RewriteSession.find` by which a graph that runs gets the shapes of one rank's planned rows."""
+def usual_shapes(find=session.RewriteSession.find):
+    """Returns a `RewriteSession.find` by which a graph that runs gets the shapes of one rank's usual rows."""
 
-    def find_with_planned(self, graph_def, add_shapes=None):
+    def find_with_usual(self, graph_def, add_shapes=None):
         facts = training_step.facts_of(graph_def)
         if facts.rows is None:
             return find(self, graph_def, add_shapes)
-        shaped = planned.with_sizes(graph_def, facts)
+        shaped = usual_batch.with_sizes(graph_def, facts)
         for node in shaped.node:
             for size in _first_sizes(node):
                 size.size = facts.rows if size.size in (-1, facts.global_rows) else size.size
         return find(self, graph_def, lambda _, alone: add_shapes(shaped, alone))
 
-    return find_with_planned
+    return find_with_usual
 
 
 def _first_sizes(node):

@@ -109,7 +109,7 @@ def main(fault, policy, way=""):
     elif strategy.rank == 1 and fault == "weights":
         callbacks = [ChangeWeights()]
     elif fault == "shapes":
-        session.RewriteSession.find = planted.planned_shapes()
+        session.RewriteSession.find = planted.usual_shapes()
     if way:
         train_on_similarities(strategy, way)
         return

@@ -26,9 +26,9 @@ from tf_poseidon.graph_passes.match.matches import SlicesMatch
 class DescribeSites(passes.Pass):
     """Makes a `Site` from each marker and its match."""
 
-    def __init__(self, planned: graph_lib.Graph | None = None) -> None:
-        """Makes the pass; `planned` is the graph with planned shapes, see `planned.of`; by default its own."""
-        self._planned = planned
+    def __init__(self, usual: graph_lib.Graph | None = None) -> None:
+        """Makes the pass; `usual` is the graph with the shapes of a usual batch, by default its own."""
+        self._usual = usual
 
     def requires(self, training: passes.TrainingGraph) -> str:
         missing = [marker.site for marker in training.markers if marker.site not in training.matches]
@@ -36,7 +36,7 @@ class DescribeSites(passes.Pass):
 
     def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
         return dataclasses.replace(training, sites=tuple(
-            _site(self._planned or training.graph, marker, training.matches[marker.site], training.facts,
+            _site(self._usual or training.graph, marker, training.matches[marker.site], training.facts,
                   training.narrow.get(marker.site))
             for marker in training.markers))
 
@@ -45,11 +45,11 @@ class DescribeSites(passes.Pass):
         return "" if is_same else "the sites are not those of the markers"
 
 
-def _site(planned: graph_lib.Graph, marker: Marker, match: GradientMatch, facts: StepFacts,
+def _site(usual: graph_lib.Graph, marker: Marker, match: GradientMatch, facts: StepFacts,
           narrow: NarrowGradient | None) -> planning.Site:
     dtype, shape = tf.as_dtype(marker.dtype), marker.shape
     if not graph_lib.is_known(shape):
-        shape = planned.shape(marker.gradient)
+        shape = usual.shape(marker.gradient)
     site = planning.Site(marker.site, dtype.name, _itemsize(marker, marker.dtype),
                          shape if graph_lib.is_known(shape) else None,
                          is_waited_for=marker.meanwhile == "waits",
@@ -63,14 +63,14 @@ def _site(planned: graph_lib.Graph, marker: Marker, match: GradientMatch, facts:
     if isinstance(match, SlicesMatch):
         assert graph_lib.is_known(shape)  # that of a variable
         row_bytes = math.prod(shape[1:]) * dtype.size + tf.as_dtype(match.index_dtype).size
-        numbers = (graph_lib.num_elements(planned.shape(tensor)) for tensor in match.indices)
+        numbers = (graph_lib.num_elements(usual.shape(tensor)) for tensor in match.indices)
         k = next((number for number in numbers if number is not None), None)
-        return dataclasses.replace(site, slices=planning.Slices(facts.planned(k), row_bytes))
+        return dataclasses.replace(site, slices=planning.Slices(facts.usual_rows(k), row_bytes))
     first = match.products[0]
-    rows_of_products = [_rows(planned, product) for product in match.products]
+    rows_of_products = [_rows(usual, product) for product in match.products]
     if any(len(rows) > 1 for rows in rows_of_products):
         return dataclasses.replace(site, refusal="one of its factors is broadcast")
-    rows = [facts.planned(min(rows, default=None)) for rows in rows_of_products]
+    rows = [facts.usual_rows(min(rows, default=None)) for rows in rows_of_products]
     known_rows = [k for k in rows if k is not None]
     factors = planning.Factors(
         m=first.u.columns, n=first.v.columns, k=sum(known_rows) if len(known_rows) == len(rows) else None,
@@ -78,9 +78,9 @@ def _site(planned: graph_lib.Graph, marker: Marker, match: GradientMatch, facts:
     return dataclasses.replace(site, factors=factors)
 
 
-def _rows(planned: graph_lib.Graph, product: Product) -> set[int]:
+def _rows(usual: graph_lib.Graph, product: Product) -> set[int]:
     """Returns the numbers of rows of the factors of a product, as far as they are known."""
-    numbers = ((graph_lib.num_elements(planned.shape(factor.tensor)), factor.columns)
+    numbers = ((graph_lib.num_elements(usual.shape(factor.tensor)), factor.columns)
                for factor in (product.u, product.v))
     return {number // columns for number, columns in numbers if number is not None}
 

@@ -36,7 +36,7 @@ using tensorflow::grappler::PluginGraphOptimizerRegistry;
 // Of a placeholder that is a variable: the shape of what it holds.
 constexpr char kHandleShapes[] = "_handle_shapes";
 // On a marker that a pass has decided about, and left as it is.
-constexpr char kPlanned[] = "_poseidon_planned";
+constexpr char kDecided[] = "_poseidon_planned";
 
 // Called with a serialized GraphDef; gives poseidon_set_rewritten the graph to take in its place,
 // if any.
@@ -52,7 +52,7 @@ const AttrValue* FindAttr(const NodeDef& node, const char* name) {
 }
 
 bool IsUndecidedSite(const NodeDef& node, const std::set<std::string>& markers) {
-  return markers.count(node.op()) > 0 && !FindAttr(node, kPlanned);
+  return markers.count(node.op()) > 0 && !FindAttr(node, kDecided);
 }
 
 // Returns the name of the node that an input names.

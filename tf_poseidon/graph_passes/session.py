@@ -21,7 +21,7 @@ from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes import describe
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes import plan_sites as plan_lib
-from tf_poseidon.graph_passes import planned as planned_lib
+from tf_poseidon.graph_passes import usual_batch
 from tf_poseidon.graph_passes.find import all_markers
 from tf_poseidon.graph_passes.find import exchanges
 from tf_poseidon.graph_passes.find import foreign
@@ -139,12 +139,13 @@ class RewriteSession:
         training, cause = None, None
         try:
             training = self.find(graph_def, add_shapes)
-            # For the passes that describe costs, and for no other.
-            costs = training.graph if add_shapes is None else planned_lib.of(training.graph, add_shapes, training.facts)
-            training = exchanges.FindExchanges(costs)(training)
+            usual = training.graph  # for the passes that describe costs, and for no other
+            if add_shapes is not None:
+                usual = usual_batch.with_shapes(training.graph, add_shapes, training.facts)
+            training = exchanges.FindExchanges(usual)(training)
             if not training.markers:
                 return RewriteOutcome(plan=self._plan_of_exchanges(training, planner))
-            training = passes.run((*self._match, describe.DescribeSites(costs), operations.CountOperations(costs),
+            training = passes.run((*self._match, describe.DescribeSites(usual), operations.CountOperations(usual),
                                    priorities.FindPriorities()), training)
         except Exception as error:  # whatever goes wrong, the unmodified graph computes the same
             training, cause = None, error

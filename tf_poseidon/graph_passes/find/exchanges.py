@@ -20,13 +20,13 @@ _OPS = {"PoseidonAllGather": planning.GATHER, "PoseidonBroadcast": planning.BROA
 class FindExchanges(passes.Pass):
     """Finds gathers and broadcasts."""
 
-    def __init__(self, planned: graph_lib.Graph | None = None) -> None:
-        """Makes the pass; `planned` is the graph with planned shapes, see `planned.of`; by default its own."""
-        self._planned = planned
+    def __init__(self, usual: graph_lib.Graph | None = None) -> None:
+        """Makes the pass; `usual` is the graph with the shapes of a usual batch, by default its own."""
+        self._usual = usual
 
     def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
         return dataclasses.replace(training, exchanges=tuple(
-            _exchange(self._planned or training.graph, node) for node in nodes(training.graph)))
+            _exchange(self._usual or training.graph, node) for node in nodes(training.graph)))
 
 
 def nodes(graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
@@ -34,8 +34,8 @@ def nodes(graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
     return [node for node in graph.graph_def.node if node.op in _OPS and graph_lib.meanwhile(node)]
 
 
-def _exchange(planned: graph_lib.Graph, node: node_def_pb2.NodeDef) -> planning.Exchange:
-    dtype, shape = tf.as_dtype(node.attr["T"].type), planned.shape(graph_lib.data_inputs(node)[0])
+def _exchange(usual: graph_lib.Graph, node: node_def_pb2.NodeDef) -> planning.Exchange:
+    dtype, shape = tf.as_dtype(node.attr["T"].type), usual.shape(graph_lib.data_inputs(node)[0])
     return planning.Exchange(node.attr["site"].s.decode(), _OPS[node.op], dtype.name, dtype.size,
                              shape if graph_lib.is_known(shape) else None,
                              is_waited_for=graph_lib.meanwhile(node) == "waits")

@@ -38,7 +38,7 @@ def find(graph: graph_lib.Graph, size: int) -> list[Marker]:
     """
     markers = []
     for node in graph.graph_def.node:
-        if node.op in OPS and not graph_lib.is_planned(node):
+        if node.op in OPS and not graph_lib.is_decided(node):
             refusal = _refusal(graph, node, size)
             markers += [dataclasses.replace(marker, refusal=refusal) for marker in _markers(graph, node)]
     times = collections.Counter(marker.site for marker in markers)

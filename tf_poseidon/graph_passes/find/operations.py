@@ -26,16 +26,16 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 class CountOperations(passes.Pass):
     """Counts what each site and exchange depends on."""
 
-    def __init__(self, planned: graph_lib.Graph | None = None) -> None:
-        """Makes the pass; `planned` is the graph with planned shapes, see `planned.of`; by default its own."""
-        self._planned = planned
+    def __init__(self, usual: graph_lib.Graph | None = None) -> None:
+        """Makes the pass; `usual` is the graph with the shapes of a usual batch, by default its own."""
+        self._usual = usual
 
     def requires(self, training: passes.TrainingGraph) -> str:
         return "" if len(training.sites) == len(training.markers) else "not every marker has a site"
 
     def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
         graph, others = training.graph, exchanges_lib.nodes(training.graph)
-        counts = count(self._planned or graph)
+        counts = count(self._usual or graph)
         depths = _depths(graph, [*(marker.node for marker in training.markers), *(node.name for node in others)])
         needed = _needed(training, counts)
         return dataclasses.replace(

@@ -39,7 +39,7 @@ def find(graph: graph_lib.Graph) -> list[Marker]:
 
 def _marker(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Marker | None:
     """Returns the `Marker` of a node; None if the node is no marker."""
-    if node.op not in OPS or graph_lib.is_planned(node):
+    if node.op not in OPS or graph_lib.is_decided(node):
         return None
     site, dtype = node.attr["site"].s.decode(), node.attr["T"].type
     if node.op == "PoseidonSync":

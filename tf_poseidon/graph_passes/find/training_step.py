@@ -37,7 +37,7 @@ class StepFacts:
     steps: steps_lib.GraphSteps = steps_lib.GraphSteps()
     global_rows: int | None = None
 
-    def planned(self, k: int | None) -> int | None:
+    def usual_rows(self, k: int | None) -> int | None:
         """Returns K in a full batch of the rank with most rows, given K in the shapes of the graph.
 
         If a batch does not divide evenly and shapes are static, these differ between ranks, but all must plan alike.

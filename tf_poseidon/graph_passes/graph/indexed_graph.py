@@ -33,10 +33,8 @@ from tf_poseidon.errors import GraphError
 if TYPE_CHECKING:
     from tf_poseidon.graph_passes.graph.provenance import Provenance
 
-# The attribute of markers that a pass has decided to keep.
-PLANNED = "_poseidon_planned"
-# The attributes of such a marker.
-DECIDED: dict[str, Any] = {PLANNED: True}
+# The attributes of a marker that a pass has decided to keep.
+DECIDED: dict[str, Any] = {"_poseidon_planned": True}
 # An attribute of nodes that exchange something in a partitioned graph: what the step does meanwhile. It "computes" or
 # "waits" during an exchange that happens once in a step; an exchange in a loop "repeats" in each round.
 MEANWHILE = "_poseidon_meanwhile"
@@ -203,9 +201,9 @@ def control_inputs(node: node_def_pb2.NodeDef) -> list[str]:
     return [tensor for tensor in node.input if is_control(tensor)]
 
 
-def is_planned(node: node_def_pb2.NodeDef) -> bool:
+def is_decided(node: node_def_pb2.NodeDef) -> bool:
     """Whether a pass has decided to keep a marker."""
-    return PLANNED in node.attr
+    return DECIDED.keys() <= node.attr.keys()
 
 
 def meanwhile(node: node_def_pb2.NodeDef) -> str:

@@ -116,7 +116,7 @@ def problem_of(original: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers:
         if kept is None:
             return f"node '{node.name}' is gone"
         if node.name in replaced:
-            if kept.op == node.op and not graph_lib.is_planned(kept):
+            if kept.op == node.op and not graph_lib.is_decided(kept):
                 return f"the site at node '{node.name}' is not replaced"
         elif node.name not in sums and (kept.op != node.op or not _has_inputs_of(kept, node)):
             return f"node '{node.name}' is not what it was"

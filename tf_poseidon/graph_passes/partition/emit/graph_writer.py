@@ -157,7 +157,7 @@ class GraphWriter:
             name, dtype = tensors.tensor_of(rows_node.name, i), rows_node.attr["T"].list.type[i]
             self._conversions.set_whole(name, tensor)
             rows = self._parts.rows_of(tensor, dimension, dtype, f"{PREFIX}/{rows_node.name}/rows{i}", place)
-            # `planned.with_sizes` gives this node the rows of one rank. It has one output: where TensorFlow takes the
+            # `usual_batch.with_sizes` gives this one the rows of a rank. It has one output: where TensorFlow takes the
             # maximum of x before a function that grows with x, it takes the first output of the node that computes x.
             writer = self._written.writer(f"{PREFIX}/{rows_node.name}/mine{i}", rows_node.device)
             self._written.renamed[name] = writer.add("", ROWS, [rows], T=[dtype])

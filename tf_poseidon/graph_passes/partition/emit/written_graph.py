@@ -55,7 +55,7 @@ class WrittenGraph:
         return None if size is None else size.per_row
 
     def declared(self, value: str, name: str, dimension: int, prefix: str, device: str) -> str:
-        """Returns a tensor unchanged, from a PoseidonRows, to which `planned.with_sizes` gives the planned rows.
+        """Returns a tensor unchanged, from a PoseidonRows, to which `usual_batch.with_sizes` gives the usual rows.
 
         Args:
             value: The tensor, this rank's rows.

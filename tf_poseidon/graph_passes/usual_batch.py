@@ -2,8 +2,8 @@
 
 They hold for no other batch and, where a rank has fewer rows, for no other rank, so no result may depend on them.
 They exist in two places only: in the copy of a graph that `with_sizes` returns, which cannot run, since its op
-`PoseidonPlannedRows` has no kernel; and in the `Graph` that `of` makes of this copy's shapes, which `session.py` hands
-to the passes that describe costs, and to no other.
+`PoseidonUsualRows` has no kernel; and in the `Graph` that `with_shapes` makes of this copy's shapes, which `session.py`
+hands to the passes that describe costs, and to no other.
 
 Tests: tests/graphs/test_pipeline_fuzz.py, tests/training/test_explaining.py, tests/training/test_verify.py.
 """
@@ -20,15 +20,16 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import inference
 
 _ROWS = "PoseidonRows"
-# The op that stands for PoseidonRows in the copy: its shapes have the planned number of rows.
-_PLANNED_ROWS = "PoseidonPlannedRows"
+# The op that stands for PoseidonRows in the copy: its shapes have the usual number of rows.
+_USUAL_ROWS = "PoseidonUsualRows"
 # Of a partitioned graph: there, arguments are global batches.
 _PART = "PoseidonPart"
 _DATA = ("IteratorGetNext", "OptionalGetValue")
 
 
-def of(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes, facts: training_step.StepFacts) -> graph_lib.Graph:
-    """Returns a `Graph` of the same nodes with planned shapes; the graph itself if nothing is known about its batches.
+def with_shapes(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes,
+                facts: training_step.StepFacts) -> graph_lib.Graph:
+    """Returns a `Graph` of the same nodes with the shapes of a usual batch; the graph itself if that is unknown.
 
     Args:
         graph: A flat `Graph`, with the shapes that hold for every batch.
@@ -56,7 +57,7 @@ def with_sizes(graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts) ->
     of_data = facts.global_rows if is_partitioned else facts.rows
     for node in result.node:
         if node.op == _ROWS:
-            node.op = _PLANNED_ROWS
+            node.op = _USUAL_ROWS
             node.attr["rows"].i = facts.rows or -1
         else:
             for shape in _shapes_of_data(node) if of_data else ():
