@@ -1,10 +1,9 @@
-// What the kernels of PoseidonSend and PoseidonRecv do on any device, those of the CPU, and that of PoseidonAgree.
+// What the kernels of PoseidonSend and PoseidonRecv do on any device, and those of the CPU.
 //
 // Tests: tests/graphs/test_passes.py, tests/communicator/test_staging.py, tests/training/test_rewritten.py.
 
 #include "send_recv_kernels.h"
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -13,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "agreement.h"
 #include "dtypes.h"
 #include "gathered_rows.h"
 #include "process_communicator.h"
@@ -26,17 +24,12 @@
 namespace poseidon {
 namespace {
 
-using tensorflow::AsyncOpKernel;
 using tensorflow::OpInputList;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-constexpr char kNotTaken[] =
-    "TensorFlow has not run the graph pass, or has not taken what it made; enable Grappler "
-    "(tf.config.optimizer), and look into TensorFlow's log.";
 
 // A Ticket as an element of a tensor.
 struct TicketRef {
@@ -80,49 +73,8 @@ class CpuRecvKernel : public RecvKernel {
   }
 };
 
-class AgreeKernel : public AsyncOpKernel {
- public:
-  explicit AgreeKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("sites", &agreement_text_.sites));
-    OP_REQUIRES_OK(context, context->GetAttr("plan", &agreement_text_.plan));
-    OP_REQUIRES_OK(context, context->GetAttr("strict", &strict_));
-    OP_REQUIRES_OK(context, context->GetAttr("refusal", &refusal_));
-  }
-
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    Communicator* communicator = CommunicatorOf(context, *this, "");
-    if (!communicator) return done();
-    if ((strict_ || !refusal_.empty()) && agreement_text_.plan.empty()) {
-      const std::string error =
-          absl::StrCat(strict_ ? "strict=True, but the" : "The", " training graph of rank ", communicator->rank(),
-                       " was not rewritten: ", refusal_.empty() ? std::string(kNotTaken) : refusal_);
-      communicator->Abort(error, /*seconds=*/0);
-      context->SetStatus(absl::FailedPreconditionError(error));
-      return done();
-    }
-    if (agreement_text_.plan.empty() && refusal_.empty() && !has_warned_.exchange(true)) {
-      Warn(absl::StrCat("The training graph of rank ", communicator->rank(),
-                        " was not rewritten: training computes the same, but slower. ", kNotTaken));
-    }
-    Agree(communicator, agreement_text_, strict_, [context, done = std::move(done)](const Agreement& agreement) {
-      if (!agreement.warning.empty()) Warn(agreement.warning);
-      if (!agreement.error.empty()) {
-        context->SetStatus(absl::AbortedError(agreement.error));
-      }
-      done();
-    });
-  }
-
- private:
-  AgreementText agreement_text_;
-  bool strict_ = false;
-  std::atomic<bool> has_warned_{false};
-  std::string refusal_;
-};
-
 REGISTER_KERNEL_BUILDER(Name("PoseidonSend").Device(tensorflow::DEVICE_CPU), CpuSendKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonRecv").Device(tensorflow::DEVICE_CPU), CpuRecvKernel);
-REGISTER_KERNEL_BUILDER(Name("PoseidonAgree").Device(tensorflow::DEVICE_CPU), AgreeKernel);
 
 }  // namespace
 

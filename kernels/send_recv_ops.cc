@@ -92,33 +92,4 @@ complete: False, on all ranks, when a rank could not give factors: then `values`
 shapes: The shapes of `values`, as far as they are known.
 )doc");
 
-REGISTER_OP("PoseidonAgree")
-    .Attr("sites: string")
-    .Attr("rows: int")
-    .Attr("global_rows: int = -1")
-    .Attr("static_rows: int = -1")
-    .Attr("strict: bool")
-    .Attr("plan: string = ''")
-    .Attr("refusal: string = ''")
-    .Attr("whole: string = ''")
-    .Attr("steps: int >= 1 = 1")
-    .Attr("function: int = -1")
-    .SetIsStateful()
-    .SetIsDistributedCommunication()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Compares with rank 0, once, what this function synchronises and how; ends the job if they differ.
-
-sites: One line for each site: name, dtype and shape.
-rows: Rows of a global batch that one rank computes, rounded up, for planning; -1 if unknown.
-global_rows: Rows of a global batch, for planning; -1 if unknown.
-static_rows: Rows that this rank's tensors are known to have; -1 if that changes.
-strict: Whether to fail when the graph was not rewritten.
-plan: One line for each site: the scheme that the plan chose. Empty in a graph that was not rewritten.
-refusal: Why the graph was not rewritten.
-whole: The ops that every rank computes for the rows of all ranks, as JSON, for the plan.
-steps: How many steps the function makes; `sites` are those of the first one.
-function: Its number in this process, by which the graph pass finds whose plan it makes; -1 if nobody asks for it.
-)doc");
-
 }  // namespace poseidon
