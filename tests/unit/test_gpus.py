@@ -231,7 +231,7 @@ LIMITED = types.SimpleNamespace(memory_limit=1024)
 ])
 def test_ranks_that_share_a_gpu(visible, ranks, rank, says, monkeypatch, caplog):
     monkeypatch.setattr(gpu_driver, "find", lambda: gpu_driver.Driver(FakeLibrary()))
-    rows = np.zeros((len(ranks), 2), np.int64)
+    rows = []
 
     def together(number, limit, communicator):
         visible[:] = [] if number is None else [gpu(number)]
@@ -239,11 +239,11 @@ def test_ranks_that_share_a_gpu(visible, ranks, rank, says, monkeypatch, caplog)
         gpus.warn_of_shared(communicator)
 
     def note(site, mine):
-        rows[:] += mine
-        return np.zeros_like(mine)
+        rows.extend(mine)
+        return np.zeros((len(ranks), 2), np.int64)
 
     for other, (number, limit) in enumerate(ranks):
-        together(number, limit, types.SimpleNamespace(rank=other, size=len(ranks), sum=note))
+        together(number, limit, types.SimpleNamespace(rank=other, gather=note))
     assert not caplog.text
-    together(*ranks[rank], types.SimpleNamespace(rank=rank, size=len(ranks), sum=lambda site, mine: rows))
+    together(*ranks[rank], types.SimpleNamespace(rank=rank, gather=lambda site, mine: np.array(rows)))
     assert says in caplog.text and bool(says) == bool(caplog.text)

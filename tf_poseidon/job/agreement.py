@@ -127,9 +127,8 @@ def _agree_on_threads(communicator: Communicator) -> None:
     Raises:
         PoseidonError: On all ranks.
     """
-    threads_of_ranks = np.zeros((communicator.size, 2), np.int64)
-    threads_of_ranks[communicator.rank] = kernel_settings.chosen_threads(), kernel_settings.processors()
-    chosen, processors = communicator.sum("threads", threads_of_ranks).T
+    own_threads = kernel_settings.chosen_threads(), kernel_settings.processors()
+    chosen, processors = communicator.gather("threads", np.array([own_threads])).T
     threads = np.where(chosen, chosen, processors)
     other = int(np.argmax(threads != threads[0]))
     if not other:

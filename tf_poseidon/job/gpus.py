@@ -57,9 +57,7 @@ def take_own(local_rank: int | None) -> None:
 
 def warn_of_shared(communicator: Communicator) -> None:
     """Says so if ranks share a GPU of which one of them may take all memory; called by all ranks."""
-    gpus_of_ranks = np.zeros((communicator.size, 2), np.int64)
-    gpus_of_ranks[communicator.rank] = _identity(), _is_limited()
-    identities, are_limited = communicator.sum("gpus", gpus_of_ranks).T
+    identities, are_limited = communicator.gather("gpus", np.array([[_identity(), _is_limited()]])).T
     own = identities[communicator.rank]
     sharing = [rank for rank, identity in enumerate(identities) if identity and identity == own]
     unlimited = [rank for rank in sharing if not are_limited[rank]]

@@ -101,10 +101,8 @@ def _compare_batches(communicator: Communicator, taken: int, error: Exception | 
         JobError: If they have not.
     """
     has_failed = error is not None and not isinstance(error, StopIteration)
-    batches_of_ranks = np.zeros((2, communicator.size), np.int64)
-    batches_of_ranks[:, communicator.rank] = taken, has_failed
     try:
-        of_ranks, failures = communicator.sum("execution/batches", batches_of_ranks)
+        of_ranks, failures = communicator.gather("execution/batches", np.array([[taken, has_failed]])).T
         if (of_ranks == of_ranks[0]).all():
             return
         fewest = min(range(communicator.size), key=lambda rank: (of_ranks[rank], not failures[rank]))

@@ -43,10 +43,7 @@ def compare(model: keras.Model, variables: Sequence[keras.Variable], when: str) 
         PoseidonError: On all ranks, if some variable differs on some rank.
     """
     communicator = model.distribute_strategy.extended.job.communicator
-    differs = differ_from_rank_0(variables, communicator)
-    of_ranks = np.zeros([communicator.size, len(variables)], np.int64)
-    of_ranks[communicator.rank] = differs
-    of_ranks = communicator.sum("compare/differs", of_ranks)
+    of_ranks = communicator.gather("compare/differs", differ_from_rank_0(variables, communicator)[np.newaxis])
     if not of_ranks.any():
         _last[model] = when
         return
