@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "device.h"
-#include "factors.h"
+#include "gather_exchanges.h"
 
 namespace poseidon {
 

@@ -41,7 +41,7 @@ inline Communicator* CommunicatorOf(tensorflow::OpKernelContext* context, const 
 
 // The attribute of a node that exchanges something in a graph that was partitioned by rows: what the step does
 // meanwhile. "computes" and "waits" are of what it exchanges once; "repeats" of what it does in each round of a loop.
-constexpr char kMeanwhileAttribute[] = "_poseidon_meanwhile";
+constexpr char kActivityAttribute[] = "_poseidon_meanwhile";
 
 // How timelines show an exchange.
 struct Shown {
@@ -51,10 +51,10 @@ struct Shown {
 
 // Returns how an exchange is shown, in `row` if a step has it once; without the attribute as `otherwise` says.
 inline Shown ShownAs(tensorflow::OpKernelConstruction* context, const char* row, Shown otherwise) {
-  std::string meanwhile;
-  if (!tensorflow::TryGetNodeAttr(context->def(), kMeanwhileAttribute, &meanwhile)) return otherwise;
-  if (meanwhile == "repeats") return {"calls"};
-  return {row, meanwhile == "waits"};
+  std::string activity;
+  if (!tensorflow::TryGetNodeAttr(context->def(), kActivityAttribute, &activity)) return otherwise;
+  if (activity == "repeats") return {"calls"};
+  return {row, activity == "waits"};
 }
 
 // Notes how long it takes to make a gradient of what other ranks have sent, from here to the block's end.

@@ -27,7 +27,7 @@ struct Agreement {
 // Known sites are not compared again, since ranks retrace a function for new shapes at different times.
 //
 // Without `strict`, ranks may have different plans: they compute the same, and gradients that not all ranks send as
-// factors travel dense (see factors.h).
+// factors travel dense (see gather_exchanges.h).
 void Agree(Communicator* communicator, const AgreementText& mine, bool strict,
            std::function<void(const Agreement&)> done);
 

@@ -27,11 +27,11 @@ class BlockMemory::Blocks {
     *counter_ -= bytes_;
   }
 
-  // Returns (a piece, its block), null if there is no room.
+  // Returns (memory, its block), null if there is no room.
   std::pair<char*, size_t> TryTake(size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < blocks_.size(); ++i) {
-      if (char* piece = Cut(&blocks_[i], bytes)) return {piece, i};
+      if (char* memory = Cut(&blocks_[i], bytes)) return {memory, i};
     }
     const size_t wanted = std::max(bytes, block_bytes_);
     if (limit_ > 0 && bytes_ + wanted > limit_) return {nullptr, 0};
@@ -48,10 +48,10 @@ class BlockMemory::Blocks {
     return blocks_.empty();
   }
 
-  void Give(size_t block, const char* piece, size_t bytes) {
+  void Give(size_t block, const char* memory, size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     std::map<size_t, size_t>& free = blocks_[block].free;
-    auto added = free.emplace(piece - blocks_[block].data, bytes).first;
+    auto added = free.emplace(memory - blocks_[block].data, bytes).first;
     if (auto next = std::next(added); next != free.end() && added->first + added->second == next->first) {
       added->second += next->second;
       free.erase(next);
@@ -104,13 +104,13 @@ BlockMemory BlockMemory::OfGpu(Device* device, size_t block_bytes, size_t limit,
 
 bool BlockMemory::is_empty() const { return blocks_->is_empty(); }
 
-PinnedPiece BlockMemory::TryTake(size_t bytes) {
+PinnedMemory BlockMemory::TryTake(size_t bytes) {
   constexpr size_t kLine = 64;
   bytes = (std::max<size_t>(bytes, 1) + kLine - 1) / kLine * kLine;
-  const auto [piece, block] = blocks_->TryTake(bytes);
-  if (!piece) return nullptr;
-  return PinnedPiece(piece,
-                     [blocks = blocks_, block = block, bytes](const char* data) { blocks->Give(block, data, bytes); });
+  const auto [memory, block] = blocks_->TryTake(bytes);
+  if (!memory) return nullptr;
+  return PinnedMemory(memory,
+                      [blocks = blocks_, block = block, bytes](const char* data) { blocks->Give(block, data, bytes); });
 }
 
 }  // namespace poseidon

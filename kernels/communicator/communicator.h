@@ -22,7 +22,7 @@
 
 #include "event_log.h"
 #include "exchange.h"
-#include "factors.h"
+#include "gather_exchanges.h"
 #include "pings.h"
 #include "protocol.h"
 #include "transport.h"

@@ -26,7 +26,7 @@ size_t BytesToAddUp(const ActiveExchange& active, size_t pair) {
 }  // namespace
 
 DenseExchanges::DenseExchanges(Transport* transport, const Options& options, const Routes* routes, Sender* sender,
-                               GpuLinks* links, FactorBroadcasting* broadcasting, Statistics* statistics,
+                               GpuLinks* links, GatherExchanges* gathering, Statistics* statistics,
                                const std::vector<char>* has_left, Allocate allocate,
                                std::function<void(const std::string& reason)> fail)
     : transport_(transport),
@@ -36,7 +36,7 @@ DenseExchanges::DenseExchanges(Transport* transport, const Options& options, con
       routes_(routes),
       sender_(sender),
       links_(links),
-      broadcasting_(broadcasting),
+      gathering_(gathering),
       statistics_(statistics),
       has_left_(has_left),
       allocate_(std::move(allocate)),
@@ -75,7 +75,7 @@ void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::t
   auto active = std::make_shared<ActiveExchange>(std::move(exchange), std::move(done), hash, site.steps++,
                                                  std::move(pairs), statistics, submitted, staging);
   active_[hash] = active;
-  if (active->exchange.is_gradient) active->form = broadcasting_->StartDense(hash);
+  if (active->exchange.is_gradient) active->form = gathering_->StartDense(hash);
   const size_t first = FirstPair(active->pairs);
   for (size_t i = 0; i < active->pairs.size() && !has_failed_; ++i) {
     StartPair(active, (first + i) % active->pairs.size());
@@ -107,8 +107,8 @@ void DenseExchanges::StartPair(const Active& active, size_t pair) {
     if (has_failed_ || !active->staging || !active->adds(rank_) || active->staged[pair].is_wanted) return;
     if (active->staged[pair].is_adding_up || WillAddUpOnGpu(active, pair)) return;
     // What waits for other ranks may be fetched meanwhile.
-    if (PinnedPiece piece = active->staging->TryTakeToWait(BytesToAddUp(*active, pair))) {
-      FetchOwn(active, pair, std::move(piece));
+    if (PinnedMemory memory = active->staging->TryTakeToWait(BytesToAddUp(*active, pair))) {
+      FetchOwn(active, pair, std::move(memory));
     }
   } else if (active->staging && active->adds(rank_)) {
     const int up = routes_->Up(server);
@@ -130,20 +130,20 @@ void DenseExchanges::StartPair(const Active& active, size_t pair) {
   }
 }
 
-// Takes this rank's part of what it adds up from a GPU: to a piece of memory, or null to take one, where the sum will
+// Takes this rank's part of what it adds up from a GPU: to given memory, or null to take some, where the sum will
 // be, too. A part in a narrower type than the sum lies behind it.
-void DenseExchanges::FetchOwn(const Active& active, size_t pair, PinnedPiece piece) {
+void DenseExchanges::FetchOwn(const Active& active, size_t pair, PinnedMemory memory) {
   if (std::exchange(active->staged[pair].is_wanted, true)) return;
   const size_t size = BytesToAddUp(*active, pair), offset = size - active->input_bytes(pair);
-  auto then = [this, active, pair, offset](PinnedPiece piece) {
-    if (!piece) return;
-    active->staged[pair] = {std::move(piece), offset, /*is_wanted=*/true};
+  auto then = [this, active, pair, offset](PinnedMemory memory) {
+    if (!memory) return;
+    active->staged[pair] = {std::move(memory), offset, /*is_wanted=*/true};
     server_.GiveOwn(active, pair);
   };
   const Staging::Source source{active->exchange.site, active->exchange.priority, active->given_input(pair),
                                active->adds(rank_) ? active->input_bytes(pair) : 0};
-  if (piece) {
-    active->staging->FetchInto(std::move(piece), source, offset, then);
+  if (memory) {
+    active->staging->FetchInto(std::move(memory), source, offset, then);
   } else {
     active->staging->Fetch(source, size, offset, then);
   }
@@ -152,9 +152,9 @@ void DenseExchanges::FetchOwn(const Active& active, size_t pair, PinnedPiece pie
 void DenseExchanges::FetchAndSend(const Active& active, size_t pair) {
   const size_t bytes = active->input_bytes(pair);
   active->staging->Fetch({active->exchange.site, active->exchange.priority, active->given_input(pair), bytes}, bytes, 0,
-                         [this, active, pair](PinnedPiece piece) {
-                           if (!piece) return;
-                           active->staged[pair] = {std::move(piece)};
+                         [this, active, pair](PinnedMemory memory) {
+                           if (!memory) return;
+                           active->staged[pair] = {std::move(memory)};
                            Send(active, pair, FrameKind::kContribution, routes_->Up(active->pairs[pair].server),
                                 active->input(pair), active->exchange.sent_dtype(), active->form);
                            if (active->exchange.root >= 0) {
@@ -186,16 +186,16 @@ bool DenseExchanges::WillAddUpOnGpu(const Active& active, size_t pair) const {
 
 std::string DenseExchanges::TakePart(int peer, const FrameHeader& header, Server::Taken* taken,
                                      std::function<void()> then) {
-  taken->piece = links_->MayGet(peer) ? links_->TakeMemory(header.length) : nullptr;
-  taken->is_on_gpu = taken->piece != nullptr;
-  if (!taken->piece) taken->piece = allocate_(header.length);
-  if (!taken->piece) {
+  taken->memory = links_->MayGet(peer) ? links_->TakeMemory(header.length) : nullptr;
+  taken->is_on_gpu = taken->memory != nullptr;
+  if (!taken->memory) taken->memory = allocate_(header.length);
+  if (!taken->memory) {
     fail_(Text("Rank ", rank_, " has no memory to receive ", header.length,
                " bytes: give it more, or PoseidonStrategy a smaller kv_pair_bytes."));
     return "";
   }
   const Site& site = sites_[header.site];  // of the step before, if this rank has not come to this one
-  return links_->Take({site.name, site.priority}, peer, header, taken->piece.get(), std::move(then));
+  return links_->Take({site.name, site.priority}, peer, header, taken->memory.get(), std::move(then));
 }
 
 // All parts are there but this rank's own; or those of this node, of which some are on the GPU.
@@ -213,20 +213,20 @@ void DenseExchanges::Need(const Active& active, size_t pair) {
     server_.MoveToHost(*active, pair, part.rank);
     const size_t bytes =
         active->pairs[pair].bytes / ElementBytes(active->exchange.dtype) * ElementBytes(part.summand.dtype);
-    PinnedPiece piece = allocate_(bytes);
-    if (!piece) {
+    PinnedMemory memory = allocate_(bytes);
+    if (!memory) {
       return fail_(Text("Rank ", rank_, " has no memory for ", bytes, " bytes of '", active->exchange.site,
                         "': give it more, or PoseidonStrategy a smaller kv_pair_bytes."));
     }
-    links_->Fetch(ErrandOf(active), part.summand.data, bytes, piece.get(),
-                  [this, active, pair, rank = part.rank, piece] { server_.GiveMoved(*active, pair, rank, piece); });
+    links_->Fetch(ErrandOf(active), part.summand.data, bytes, memory.get(),
+                  [this, active, pair, rank = part.rank, memory] { server_.GiveMoved(*active, pair, rank, memory); });
   }
   if (!active->staging) return;
   if (!server_.IsWaiting(*active, pair)) {
     FetchOwn(active, pair, nullptr);
   } else if (!active->staged[pair].is_wanted) {
-    if (PinnedPiece piece = active->staging->TryTakeToWait(BytesToAddUp(*active, pair))) {
-      FetchOwn(active, pair, std::move(piece));
+    if (PinnedMemory memory = active->staging->TryTakeToWait(BytesToAddUp(*active, pair))) {
+      FetchOwn(active, pair, std::move(memory));
     }
   }
 }
@@ -264,17 +264,17 @@ void DenseExchanges::AddedUpOnGpu(const Active& active, size_t pair) {
   if (staged.is_wanted) return;
   const size_t bytes = active->pairs[pair].bytes;
   const Staging::Source source{active->exchange.site, active->exchange.priority, active->given_output(pair), bytes};
-  auto then = [this, active, pair](PinnedPiece piece) {
-    if (!piece) return;
-    active->staged[pair] = {std::move(piece), 0, /*is_wanted=*/true};
+  auto then = [this, active, pair](PinnedMemory memory) {
+    if (!memory) return;
+    active->staged[pair] = {std::move(memory), 0, /*is_wanted=*/true};
     server_.GiveSumOfNode(*active, pair, active->output(pair));
   };
   if (!server_.IsWaiting(*active, pair)) {
     staged.is_wanted = true;
     active->staging->Fetch(source, bytes, 0, then);
-  } else if (PinnedPiece piece = active->staging->TryTakeToWait(bytes)) {
+  } else if (PinnedMemory memory = active->staging->TryTakeToWait(bytes)) {
     staged.is_wanted = true;
-    active->staging->FetchInto(std::move(piece), source, 0, then);
+    active->staging->FetchInto(std::move(memory), source, 0, then);
   }
 }
 
@@ -313,7 +313,7 @@ FrameHeader DenseExchanges::HeaderOf(const Active& active, size_t pair, FrameKin
   FrameHeader header = {};
   header.kind = kind;
   header.dtype = static_cast<uint8_t>(active->exchange.dtype);
-  header.scheme = active->exchange.scheme();
+  header.traffic = active->exchange.traffic();
   header.sent_dtype = static_cast<uint8_t>(sent_dtype);
   header.root = active->exchange.root;
   header.site = active->site;
@@ -333,8 +333,8 @@ void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int
   const FrameHeader header = HeaderOf(active, pair, kind, data != nullptr, sent_dtype, form);
   active->statistics.sent_bytes += header.length;
   if (!routes_->IsLocal(peer)) active->statistics.network_bytes += header.length;
-  PinnedPiece piece = active->staging ? active->staged[pair].piece : nullptr;  // until it has left
-  const bool is_bulk = sender_->Send(peer, header, data, [this, active, pair, piece] {
+  PinnedMemory memory = active->staging ? active->staged[pair].memory : nullptr;  // until it has left
+  const bool is_bulk = sender_->Send(peer, header, data, [this, active, pair, memory] {
     active->is_sending[pair] = 0;
     auto deferred = active->deferred.extract(pair);
     if (!deferred.empty()) deferred.mapped()();
@@ -350,7 +350,7 @@ void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int
 // ---- the way down ---------------------------------------------------------------------------
 
 void DenseExchanges::OnFrame(int peer, const FrameHeader& header, const char* payload) {
-  const bool is_result = header.is_result(), is_sum = header.scheme == Scheme::kParameterServer;
+  const bool is_result = header.is_result(), is_sum = header.traffic == Traffic::kSum;
   const Active active = Find(header.site, header.step);
   if (!active) {
     if (is_result && is_sum) {
@@ -400,12 +400,12 @@ void DenseExchanges::TakeLinkedResult(const Active& active, int peer, const Fram
                            PassDownFromGpu(active, pair, form);
                            AddResult(active, pair);
                          });
-  } else if (PinnedPiece piece = allocate_(header.length)) {
-    auto deliver = [this, active, pair, piece, header] {
-      std::memcpy(active->given_output(pair), piece.get(), header.length);
+  } else if (PinnedMemory memory = allocate_(header.length)) {
+    auto deliver = [this, active, pair, memory, header] {
+      std::memcpy(active->given_output(pair), memory.get(), header.length);
       TakeResult(active, pair, header.detail);
     };
-    wrong = links_->Take(ErrandOf(active), peer, header, piece.get(), [active, pair, deliver] {
+    wrong = links_->Take(ErrandOf(active), peer, header, memory.get(), [active, pair, deliver] {
       if (!active->is_sending[pair]) return deliver();
       active->deferred[pair] = deliver;  // the network still reads what the result would overwrite
     });
@@ -453,7 +453,7 @@ bool DenseExchanges::PrepareOutput(const Active& active, size_t pair) {
   if (!active->staging) return true;
   const size_t bytes = active->pairs[pair].bytes;
   active->staged[pair] = {active->staging->TakeUnlimited(bytes)};
-  if (active->staged[pair].piece) return true;
+  if (active->staged[pair].memory) return true;
   fail_(Text("Rank ", rank_, " has no memory to receive ", bytes, " bytes of '", active->exchange.site,
              "': give it more, or PoseidonStrategy a smaller kv_pair_bytes."));
   return false;
@@ -478,10 +478,10 @@ void DenseExchanges::Deliver(const Active& active, size_t pair, std::function<vo
   if (active->exchange.root != rank_ || !active->is_in_place()) {
     Staging::Taken copied;
     if (then)
-      copied = [then = std::move(then)](const PinnedPiece& piece) {
-        if (piece) then();
+      copied = [then = std::move(then)](const PinnedMemory& memory) {
+        if (memory) then();
       };
-    active->staging->CopyUp(active->exchange.site, active->staged[pair].piece, active->given_output(pair),
+    active->staging->CopyUp(active->exchange.site, active->staged[pair].memory, active->given_output(pair),
                             active->pairs[pair].bytes, std::move(copied));
   }
   active->staged[pair] = {};
@@ -511,9 +511,9 @@ void DenseExchanges::PassDownFromGpu(const Active& active, size_t pair, uint32_t
   const size_t bytes = active->pairs[pair].bytes;
   ++active->pending;
   active->staging->Fetch({active->exchange.site, active->exchange.priority, active->given_output(pair), bytes}, bytes,
-                         0, [this, active, pair, form, others = others](PinnedPiece piece) {
-                           if (!piece) return;
-                           active->staged[pair] = {std::move(piece)};
+                         0, [this, active, pair, form, others = others](PinnedMemory memory) {
+                           if (!memory) return;
+                           active->staged[pair] = {std::move(memory)};
                            for (int peer : others) {
                              Send(active, pair, FrameKind::kResult, peer, active->output(pair), active->exchange.dtype,
                                   form);
@@ -550,7 +550,7 @@ void DenseExchanges::Complete(const Active& active) {
   active_.erase(active->site);
   if (active->staging) active->exchange.on_device->complete = active->staging->Copied();
   if (active->exchange.is_gradient && active->pairs.size() > 0) {
-    broadcasting_->FinishDense(active->site, active->common_form);
+    gathering_->FinishDense(active->site, active->common_form);
   }
   active->statistics.count += 1;
   const auto now = Clock::now();

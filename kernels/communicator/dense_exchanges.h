@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "exchange.h"
-#include "factors.h"
+#include "gather_exchanges.h"
 #include "gpu_links.h"
 #include "options.h"
 #include "routes.h"
@@ -33,7 +33,7 @@ class DenseExchanges {
 
   // `has_left` says by rank who has said goodbye. `fail` ends the job for a reason, and calls Fail before it returns.
   DenseExchanges(Transport* transport, const Options& options, const Routes* routes, Sender* sender, GpuLinks* links,
-                 FactorBroadcasting* broadcasting, Statistics* statistics, const std::vector<char>* has_left,
+                 GatherExchanges* gathering, Statistics* statistics, const std::vector<char>* has_left,
                  Allocate allocate, std::function<void(const std::string& reason)> fail);
 
   // Starts an exchange that was submitted at `submitted`; `site` is the hash of its name. `staging` moves tensors that
@@ -78,7 +78,7 @@ class DenseExchanges {
   // The way up.
   size_t FirstPair(const KvPairs& pairs) const;
   void StartPair(const Active& active, size_t pair);
-  void FetchOwn(const Active& active, size_t pair, PinnedPiece piece);
+  void FetchOwn(const Active& active, size_t pair, PinnedMemory memory);
   void FetchAndSend(const Active& active, size_t pair);
   void AddUp(const Active& active, size_t pair, const Server::Contributions& contributions, uint32_t common_form);
 
@@ -134,7 +134,7 @@ class DenseExchanges {
   const Routes* const routes_;
   Sender* const sender_;
   GpuLinks* const links_;
-  FactorBroadcasting* const broadcasting_;
+  GatherExchanges* const gathering_;
   Statistics* const statistics_;
   const std::vector<char>* const has_left_;
   const Allocate allocate_;

@@ -36,7 +36,7 @@ std::string LeftBehind(int missing, int waiting, const std::string& what) {
 std::string Disagreement(int peer, const FrameHeader& theirs, int rank, const Exchange& mine) {
   const auto dtype = static_cast<DataType>(theirs.dtype);
   const auto count = static_cast<uint64_t>(mine.count);
-  if (theirs.scheme == mine.scheme() && theirs.root == mine.root && dtype == mine.dtype && theirs.count == count) {
+  if (theirs.traffic == mine.traffic() && theirs.root == mine.root && dtype == mine.dtype && theirs.count == count) {
     return "";
   }
   return "Ranks disagree about '" + mine.site + "': " + Describe(peer, dtype, theirs.count, theirs.root) + ", " +

@@ -39,14 +39,14 @@ struct Group {
 // A rank's part of a sum of floats may be half or bfloat16, as it was before somebody cast it to float: it travels in
 // two bytes, and the sum has the bits of the sum of floats. Ranks may differ in this.
 struct Exchange {
-  std::string site;                     // variable path and occurrence
+  std::string site;                     // its name; of a gradient, its site
   DataType dtype = DataType::kFloat32;  // of `output`
   std::optional<DataType> input_dtype;  // if it is not `dtype`
   int64_t count = 0;                    // elements
   const void* input = nullptr;
   void* output = nullptr;     // may equal `input`
   bool contributes = true;    // false: this rank adds nothing to the sum
-  bool is_gradient = false;   // of a site that could travel as factors, see factors.h
+  bool is_gradient = false;   // of a site that could travel as factors, see gather_exchanges.h
   const char* row = "calls";  // of the timeline, see Event
   bool is_blocking = false;   // whether the step does nothing else meanwhile
   int priority = 0;           // exchanges with smaller numbers overtake it
@@ -54,7 +54,7 @@ struct Exchange {
   Group group;
   std::shared_ptr<OnDevice> on_device;  // null: input and output are in the host's memory
 
-  Scheme scheme() const { return root < 0 ? Scheme::kParameterServer : Scheme::kBroadcast; }
+  Traffic traffic() const { return root < 0 ? Traffic::kSum : Traffic::kBroadcast; }
   size_t bytes() const { return static_cast<size_t>(count) * ElementBytes(dtype); }
   DataType sent_dtype() const { return input_dtype.value_or(dtype); }
 };
@@ -65,7 +65,7 @@ using Done = std::function<void(const std::string& error)>;
 
 // A KV pair of a tensor that is on a GPU, in the host's memory: the part of this rank, or the result.
 struct StagedPair {
-  PinnedPiece piece;
+  PinnedMemory memory;
   size_t input = 0;           // offset of this rank's part; the result is at the beginning
   bool is_wanted = false;     // this rank's part, or the sum of its node, has been fetched, or is being fetched
   bool is_adding_up = false;  // the GPU adds up the parts of this node
@@ -94,9 +94,9 @@ struct ActiveExchange {
 
   // Where this rank's part of a KV pair and its result are, in the memory that the network reads and writes.
   const char* input(size_t pair) const {
-    return staging ? staged[pair].piece.get() + staged[pair].input : given_input(pair);
+    return staging ? staged[pair].memory.get() + staged[pair].input : given_input(pair);
   }
-  char* output(size_t pair) const { return staging ? staged[pair].piece.get() : given_output(pair); }
+  char* output(size_t pair) const { return staging ? staged[pair].memory.get() : given_output(pair); }
 
   // The same where the caller has them.
   const char* given_input(size_t pair) const {
@@ -120,7 +120,7 @@ struct ActiveExchange {
   const Clock::time_point start;
   Staging* const staging;
 
-  uint32_t form = 0;         // of this rank's factors, which it sends dense; see factors.h
+  uint32_t form = 0;         // of this rank's factors, which it sends dense; see gather_exchanges.h
   uint32_t common_form = 0;  // the form of all ranks' factors, 0 if forms differ
 
   // What must still happen: results to come, bulk sends from input or output to leave, what goes to other GPUs to be

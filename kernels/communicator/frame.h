@@ -32,10 +32,10 @@ enum class FrameKind : uint8_t {
   kTaken,            // the sender has copied what was at `tag` of the receiver's window
 };
 
-enum class Scheme : uint8_t {
-  kParameterServer,     // servers sum what all ranks contribute; one without payload adds nothing
-  kBroadcast,           // servers pass on what `root` contributes
-  kFactorBroadcasting,  // every rank gets the factors of all
+enum class Traffic : uint8_t {
+  kSum,        // servers sum what all ranks contribute; one without payload adds nothing
+  kBroadcast,  // servers pass on what `root` contributes
+  kGather,     // every rank gets the factors of all, or their rows
 };
 
 // Payloads up to this size travel inside the packet; one copy is cheaper than one more message.
@@ -44,18 +44,18 @@ inline constexpr size_t kInlineBytes = size_t{32} << 10;
 struct FrameHeader {
   FrameKind kind;
   uint8_t dtype;       // DataType of the whole tensor: of a sum, of the result; of factors, see FactorPart
-  Scheme scheme;       // how the tensor is exchanged
+  Traffic traffic;     // how the tensor is exchanged
   uint8_t sent_dtype;  // DataType of this payload: a part of a sum may be narrower than the sum, see Exchange; of
                        // kGpuFactors, 1 if more rows of this part follow, else 0
   int32_t root;        // the only contributing rank of a broadcast, -1 for a sum; whose factors these are
   uint64_t site;       // hash of the site's name
   uint64_t step;       // how often this site was exchanged before; of a ping and its answer, a number
-  uint64_t plan;       // digest of everything that decides how bytes are cut and routed
+  uint64_t layout;     // digest of everything that decides how bytes are cut and routed
   uint64_t count;      // elements of the whole tensor; of factors, the digest of their form
   uint64_t offset;     // first byte of this KV pair in the tensor; of factors, the bytes of one row
   uint64_t length;     // bytes of payload
   uint32_t tag;        // bulk tag, unique among the sender's transfers in flight to this peer; place in a window
-  uint32_t detail;     // of factors: which part; of a gradient: see DenseForm in factors.h
+  uint32_t detail;     // of factors: which part; of a gradient: see DenseForm in gather_exchanges.h
 
   // Whether the payload is the bulk transfer `tag`, or in a window; otherwise it follows this header.
   bool is_bulk() const { return length > kInlineBytes && !is_in_window(); }

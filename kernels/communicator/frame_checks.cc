@@ -51,14 +51,14 @@ std::string FrameChecks::Wrong(int peer, const FrameHeader& header) const {
 }
 
 std::string FrameChecks::WrongKvPair(int peer, const FrameHeader& header) const {
-  const bool is_sum = header.scheme == Scheme::kParameterServer, is_result = header.is_result();
+  const bool is_sum = header.traffic == Traffic::kSum, is_result = header.is_result();
   const auto dtype = static_cast<DataType>(header.dtype);
   if (dtype > DataType::kBytes || (is_sum && dtype == DataType::kBytes)) {
     return Text("element type ", int{header.dtype}, ", expected 0 to ", static_cast<int>(DataType::kBytes) - is_sum);
   }
   const bool is_root = is_sum ? header.root == -1 : header.root >= 0 && header.root < size_;
-  if (!is_root || (!is_sum && header.scheme != Scheme::kBroadcast)) {
-    return Text("a KV pair of scheme ", static_cast<int>(header.scheme), " and root ", header.root,
+  if (!is_root || (!is_sum && header.traffic != Traffic::kBroadcast)) {
+    return Text("a KV pair of traffic ", static_cast<int>(header.traffic), " and root ", header.root,
                 ", expected a sum of root -1 or a broadcast of root 0 to ", size_ - 1);
   }
   const auto sent_dtype = static_cast<DataType>(header.sent_dtype);

@@ -47,7 +47,7 @@ void GpuLinks::Use(Device* device) {
   for (int peer : peers) Open(peer);
   auto room =
       std::make_unique<BlockMemory>(BlockMemory::OfGpu(device, window_bytes_, window_bytes_, OfGpu(statistics_)));
-  const GpuPiece whole = room->TryTake(window_bytes_);
+  const GpuMemory whole = room->TryTake(window_bytes_);
   const std::string handle = whole ? device_->Export(whole.get()) : "";
   if (handle.empty()) return;
   room_ = std::move(room);
@@ -160,23 +160,23 @@ void GpuLinks::Begin() {
   }
 }
 
-GpuPiece GpuLinks::TakeMemory(size_t bytes) {
+GpuMemory GpuLinks::TakeMemory(size_t bytes) {
   const auto now = Clock::now();
   if (now < next_try_) return nullptr;  // being refused takes long
-  GpuPiece piece = memory_->TryTake(bytes);
-  if (!piece) next_try_ = now + kNextTry;
-  return piece;
+  GpuMemory memory = memory_->TryTake(bytes);
+  if (!memory) next_try_ = now + kNextTry;
+  return memory;
 }
 
 // The first that leaves gets the room: what comes after it could take it away for ever.
 bool GpuLinks::BeginLeaving() {
   if (leaving_.empty()) return false;
-  const GpuPiece piece = room_->TryTake(leaving_.begin()->second.header.length);
-  if (!piece) return false;
+  const GpuMemory memory = room_->TryTake(leaving_.begin()->second.header.length);
+  if (!memory) return false;
   Leaving leaving = std::move(leaving_.extract(leaving_.begin()).mapped());
-  leaving.header.tag = static_cast<uint32_t>((piece.get() - window_) / kUnit);
-  lying_[leaving.header.tag] = {piece, leaving.peers};
-  auto begin = [this, to = piece.get(), from = leaving.from, bytes = leaving.header.length] {
+  leaving.header.tag = static_cast<uint32_t>((memory.get() - window_) / kUnit);
+  lying_[leaving.header.tag] = {memory, leaving.peers};
+  auto begin = [this, to = memory.get(), from = leaving.from, bytes = leaving.header.length] {
     device_->Copy(device_->across(), to, from, bytes);
   };
   auto copied = [this, peers = leaving.peers, header = leaving.header, then = std::move(leaving.then)] {

@@ -81,7 +81,7 @@ class GpuLinks {
   void Sum(const Errand& errand, DataType dtype, std::vector<Summand> inputs, size_t bytes, void* output, Then then);
 
   // Memory of the GPU; null if there is no more.
-  GpuPiece TakeMemory(size_t bytes);
+  GpuMemory TakeMemory(size_t bytes);
 
   // The largest window.
   static size_t MostBytes(size_t piece_bytes) { return kDefaultPieces * RoundedUp(piece_bytes); }
@@ -123,7 +123,7 @@ class GpuLinks {
     Clock::time_point start;  // if it is recorded
   };
   struct Lying {  // in the window
-    GpuPiece piece;
+    GpuMemory memory;
     std::vector<int> peers;  // that have not taken it
   };
   // More would make an urgent one wait for those that have started; with fewer, the stream would run dry.

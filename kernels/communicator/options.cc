@@ -39,7 +39,7 @@ std::vector<int> NodesOf(const Options& options, const Transport& transport) {
   return nodes;
 }
 
-uint64_t PlanDigest(const Options& options, const std::vector<int>& nodes) {
+uint64_t LayoutDigest(const Options& options, const std::vector<int>& nodes) {
   std::ostringstream text;
   text << "poseidon frames 7;" << options.kv_pair_bytes << ";nodes";
   for (int node : nodes) text << ';' << node;

@@ -1,4 +1,4 @@
-// What a job decides once, alike on all ranks: how tensors are cut, who owns the pieces, and which ranks combine.
+// What a job decides once, alike on all ranks: how tensors are cut, who owns the KV pairs, and which ranks combine.
 
 #ifndef POSEIDON_COMMUNICATOR_OPTIONS_H_
 #define POSEIDON_COMMUNICATOR_OPTIONS_H_
@@ -31,7 +31,7 @@ Options WithServers(Options options, int size);
 std::vector<int> NodesOf(const Options& options, const Transport& transport);
 
 // A digest of everything that decides how bytes are cut and routed.
-uint64_t PlanDigest(const Options& options, const std::vector<int>& nodes);
+uint64_t LayoutDigest(const Options& options, const std::vector<int>& nodes);
 
 }  // namespace poseidon
 

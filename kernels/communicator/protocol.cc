@@ -30,22 +30,22 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
       size_(transport_->size()),
       options_(WithServers(std::move(options), size_)),
       routes_(rank_, nodes),
-      plan_(PlanDigest(options_, nodes)),
+      layout_(LayoutDigest(options_, nodes)),
       statistics_(statistics),
       on_failure_(std::move(on_failure)),
       has_left_(size_),
       checks_(rank_, size_, static_cast<size_t>(options_.kv_pair_bytes), options_.servers, &routes_),
       heartbeats_(rank_, size_, options_.heartbeat_timeout_s, Clock::now()),
-      sender_(transport_.get(), plan_, static_cast<size_t>(options_.kv_pair_bytes), statistics_),
+      sender_(transport_.get(), layout_, static_cast<size_t>(options_.kv_pair_bytes), statistics_),
       links_(rank_, size_, &routes_, &sender_, static_cast<size_t>(options_.kv_pair_bytes),
              static_cast<size_t>(options_.staging_bytes), statistics_->staging, &statistics_->events),
       pings_(transport_.get(), &sender_),
-      broadcasting_(
+      gathering_(
           transport_.get(), static_cast<size_t>(options_.kv_pair_bytes), &routes_, &sender_, &links_, statistics_,
           [this](size_t bytes) { return TakeMemory(bytes); },
           [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }),
       dense_(
-          transport_.get(), options_, &routes_, &sender_, &links_, &broadcasting_, statistics_, &has_left_,
+          transport_.get(), options_, &routes_, &sender_, &links_, &gathering_, statistics_, &has_left_,
           [this](size_t bytes) { return TakeMemory(bytes); },
           [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }) {
   transport_->TellHeard([this](int peer) { heartbeats_.Heard(peer, Clock::now()); });
@@ -119,7 +119,7 @@ void Protocol::StartReadyFactors(Factors factors, FactorsDone done, Clock::time_
     if (gathered.is_complete) statistics_->events.Add(site, {row, submitted, now, bytes, is_blocking});
     done(error, std::move(gathered));
   };
-  FailIf(broadcasting_.Start(std::move(factors), completed, hash, form, statistics, submitted, staging));
+  FailIf(gathering_.Start(std::move(factors), completed, hash, form, statistics, submitted, staging));
   FailIfLeftBehind();
 }
 
@@ -154,7 +154,7 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
     has_left_[peer] = 1;
     return FailIfLeftBehind();
   }
-  if (header.plan != plan_) {
+  if (header.layout != layout_) {
     return FailIf(Text("Rank ", peer, " and rank ", rank_,
                        " cut tensors differently: give PoseidonStrategy the same servers, kv_pair_bytes and "
                        "ranks_per_node, and install the same tf_poseidon, on all ranks."));
@@ -164,9 +164,9 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
   switch (header.kind) {
     case FrameKind::kFactors:
     case FrameKind::kGpuFactors:
-      return FailIf(broadcasting_.OnFactors(peer, header, payload));
+      return FailIf(gathering_.OnFactors(peer, header, payload));
     case FrameKind::kRefusal:
-      return broadcasting_.OnRefusal(peer, header);
+      return gathering_.OnRefusal(peer, header);
     case FrameKind::kPing:
       return pings_.OnPing(peer, header);
     case FrameKind::kPong:
@@ -195,7 +195,7 @@ void Protocol::Flush() {
   // What this rank has begun to give goes first: nothing follows a goodbye, and others' word that they have copied what
   // lies in its window finds it here.
   const bool is_giving = is_waiting_for_device() || links_.is_holding();
-  if (wants_goodbye_ && !broadcasting_.is_passing_on() && !is_giving) SendGoodbye();
+  if (wants_goodbye_ && !gathering_.is_passing_on() && !is_giving) SendGoodbye();
   sender_.Flush();
 }
 
@@ -237,7 +237,7 @@ void Protocol::Fail(const std::string& reason, bool tell_peers) {
     sender_.ToOthers(header, reason.data());
   }
   dense_.Fail(reason);
-  broadcasting_.Fail(reason);
+  gathering_.Fail(reason);
   if (staging_) staging_->Fail();
   links_.Fail();
   pings_.Fail(reason);
@@ -250,7 +250,7 @@ void Protocol::FailIf(const std::string& disagreement) {
 void Protocol::FailIfLeftBehind() {
   if (std::none_of(has_left_.begin(), has_left_.end(), [](char left) { return left; })) return;
   FailIf(dense_.FindLeftBehind());
-  if (auto found = broadcasting_.FindLeftBehind(has_left_)) {
+  if (auto found = gathering_.FindLeftBehind(has_left_)) {
     FailIf(LeftBehind(found->missing, rank_, "'" + found->site + "'"));
   }
   if (auto peer = pings_.FindLeftBehind(has_left_)) FailIf(LeftBehind(*peer, rank_, "a ping"));
@@ -263,7 +263,7 @@ void Protocol::CheckDeadlines() {
   if (auto overdue = dense_.FindOverdue(now)) {
     return FailOverdue(Text("exchange '", overdue->site, "' (", overdue->scheme, ")"), overdue->ranks);
   }
-  if (auto overdue = broadcasting_.FindOverdue(now, options_.timeout_s)) {
+  if (auto overdue = gathering_.FindOverdue(now, options_.timeout_s)) {
     return FailOverdue(Text("exchange '", overdue->site, "' (sfb)"), overdue->ranks);
   }
   if (auto peer = pings_.FindOverdue(now, options_.timeout_s)) FailOverdue("answer a ping", {*peer});

@@ -11,8 +11,8 @@
 
 #include "dense_exchanges.h"
 #include "exchange.h"
-#include "factors.h"
 #include "frame_checks.h"
+#include "gather_exchanges.h"
 #include "gpu_links.h"
 #include "heartbeats.h"
 #include "options.h"
@@ -59,7 +59,7 @@ class Protocol {
 
   bool has_failed() const { return !failure_.empty(); }
   bool is_waiting() const {
-    return dense_.is_waiting() || broadcasting_.is_waiting() || pings_.is_waiting() || is_waiting_for_device();
+    return dense_.is_waiting() || gathering_.is_waiting() || pings_.is_waiting() || is_waiting_for_device();
   }
   // Whether GPUs, this rank's or those of others, may be copying from and to its memory, which must then stay.
   bool is_being_copied() const {
@@ -68,7 +68,7 @@ class Protocol {
   bool is_waiting_for_device() const { return staging_ && (staging_->is_waiting() || links_.is_waiting()); }
   std::vector<int> MissingGoodbyes() const;  // ranks that have not said goodbye
   bool is_flushed() const {
-    return sender_.IsEmpty() && transport_->Flushed() && !broadcasting_.is_passing_on() && !is_waiting_for_device();
+    return sender_.IsEmpty() && transport_->Flushed() && !gathering_.is_passing_on() && !is_waiting_for_device();
   }
 
  private:
@@ -87,7 +87,7 @@ class Protocol {
   const int rank_, size_;
   const Options options_;  // with all servers filled in
   const Routes routes_;
-  const uint64_t plan_;
+  const uint64_t layout_;
   Statistics* const statistics_;
   const std::function<void(const std::string&)> on_failure_;
   std::vector<char> has_left_;  // by rank: has said goodbye
@@ -100,7 +100,7 @@ class Protocol {
   Sender sender_;
   GpuLinks links_;  // nothing before the first tensor on a GPU
   Pings pings_;
-  FactorBroadcasting broadcasting_;
+  GatherExchanges gathering_;
   DenseExchanges dense_;
 };
 

@@ -20,9 +20,9 @@ namespace poseidon {
 class Sender {
  public:
   // `kv_pair_bytes` limits the bytes of bulk transfers in flight to one peer, see `Credit`.
-  Sender(Transport* transport, uint64_t plan, size_t kv_pair_bytes, Statistics* statistics)
+  Sender(Transport* transport, uint64_t layout, size_t kv_pair_bytes, Statistics* statistics)
       : transport_(transport),
-        plan_(plan),
+        layout_(layout),
         kv_pair_bytes_(kv_pair_bytes),
         statistics_(statistics),
         packets_(transport, statistics),
@@ -37,7 +37,7 @@ class Sender {
   // Sends the `header.length` bytes at `data`. Returns whether they travel as a bulk transfer:
   // then `data` must stay unchanged until `left` is called.
   bool Send(int peer, FrameHeader header, const void* data, Transport::Completion left) {
-    header.plan = plan_;
+    header.layout = layout_;
     if (header.is_bulk()) {
       const auto found = priorities_.find(header.site);
       const int priority = found == priorities_.end() ? 0 : found->second;
@@ -50,7 +50,7 @@ class Sender {
 
   // Sends a frame whose payload, if any, fits into a packet to all other ranks.
   void ToOthers(FrameHeader header, const void* payload = nullptr) {
-    header.plan = plan_;
+    header.layout = layout_;
     for (int peer = 0; peer < transport_->size(); ++peer) {
       if (peer == transport_->rank()) continue;
       packets_.Append(peer, header, payload);
@@ -133,7 +133,7 @@ class Sender {
   }
 
   Transport* const transport_;
-  const uint64_t plan_;  // digest of everything that decides how bytes are cut and routed
+  const uint64_t layout_;  // digest of everything that decides how bytes are cut and routed
   const size_t kv_pair_bytes_;
   Statistics* const statistics_;
   Packets packets_;

@@ -57,11 +57,11 @@ void Server::MoveToHost(const ActiveExchange& active, size_t pair, int rank) {
   part.state = State::kCopying;
 }
 
-void Server::GiveMoved(const ActiveExchange& active, size_t pair, int rank, std::shared_ptr<char[]> piece) {
+void Server::GiveMoved(const ActiveExchange& active, size_t pair, int rank, std::shared_ptr<char[]> memory) {
   const Key key = KeyOf(active, pair);
   Contribution& part = StateOf(key).contributions[rank];
-  part.taken.piece = std::move(piece);
-  part.data = part.taken.piece.get();
+  part.taken.memory = std::move(memory);
+  part.data = part.taken.memory.get();
   Ready(key, rank);
 }
 
@@ -124,7 +124,7 @@ std::string Server::Add(int peer, const FrameHeader& header, const char* payload
     contribution.state = State::kCopying;
     state.last.Arrived(peer, Clock::now());  // what comes now is this rank's own time
     std::string wrong = take_(peer, header, &contribution.taken, [this, key, peer] { Ready(key, peer); });
-    contribution.data = contribution.taken.piece.get();
+    contribution.data = contribution.taken.memory.get();
     return wrong.empty() ? "" : Malformed(peer, wrong);
   }
   if (header.length > 0) {

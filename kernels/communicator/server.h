@@ -38,7 +38,7 @@ class Server {
 
   // Where a part is that was taken from another rank's window.
   struct Taken {
-    std::shared_ptr<char[]> piece;
+    std::shared_ptr<char[]> memory;
     bool is_on_gpu = false;
   };
   // Takes it, and calls `then` when it is there. Returns what is wrong with its place.
@@ -69,7 +69,7 @@ class Server {
 
   // Replaces a part on the GPU: MoveToHost says that it is on its way to the host, where it then is.
   void MoveToHost(const ActiveExchange& active, size_t pair, int rank);
-  void GiveMoved(const ActiveExchange& active, size_t pair, int rank, std::shared_ptr<char[]> piece);
+  void GiveMoved(const ActiveExchange& active, size_t pair, int rank, std::shared_ptr<char[]> memory);
 
   // Replaces the parts of this node, this rank's own too, by their sum; null if none has contributed.
   void GiveSumOfNode(const ActiveExchange& active, size_t pair, const void* sum);

@@ -49,13 +49,13 @@ void Staging::Fetch(const Source& source, size_t size, size_t offset, Taken then
   Want({source, nullptr, size, offset, std::move(then)});
 }
 
-void Staging::FetchInto(PinnedPiece piece, const Source& source, size_t offset, Taken then) {
-  Want({source, std::move(piece), 0, offset, std::move(then)});
+void Staging::FetchInto(PinnedMemory memory, const Source& source, size_t offset, Taken then) {
+  Want({source, std::move(memory), 0, offset, std::move(then)});
 }
 
-PinnedPiece Staging::TakeUnlimited(size_t bytes) {
-  PinnedPiece piece = unlimited_.TryTake(bytes);
-  return piece ? piece : PinnedPiece(new (std::nothrow) char[bytes]);  // slower, but right
+PinnedMemory Staging::TakeUnlimited(size_t bytes) {
+  PinnedMemory memory = unlimited_.TryTake(bytes);
+  return memory ? memory : PinnedMemory(new (std::nothrow) char[bytes]);  // slower, but right
 }
 
 void Staging::Want(Wanted wanted) {
@@ -64,17 +64,17 @@ void Staging::Want(Wanted wanted) {
   StartCopies();
 }
 
-void Staging::CopyUp(const std::string& site, PinnedPiece piece, void* to, size_t bytes, Taken then) {
-  device_->Copy(device_->up(), to, piece.get(), bytes);
+void Staging::CopyUp(const std::string& site, PinnedMemory memory, void* to, size_t bytes, Taken then) {
+  device_->Copy(device_->up(), to, memory.get(), bytes);
   statistics_->up_bytes += bytes;
-  Begin(&up_, device_->up(), site, std::move(piece), bytes, std::move(then));
+  Begin(&up_, device_->up(), site, std::move(memory), bytes, std::move(then));
 }
 
 // Notes a copy that was put into its stream.
-void Staging::Begin(Copies* copies, Device::Stream stream, const std::string& site, PinnedPiece piece, size_t bytes,
+void Staging::Begin(Copies* copies, Device::Stream stream, const std::string& site, PinnedMemory memory, size_t bytes,
                     Taken then) {
   const bool is_recorded = events_->is_recording();
-  copies->under_way.push_back({device_->Record(stream), std::move(piece), std::move(then),
+  copies->under_way.push_back({device_->Record(stream), std::move(memory), std::move(then),
                                is_recorded ? site : std::string(), is_recorded ? Clock::now() : Clock::time_point(),
                                bytes});
 }
@@ -110,7 +110,7 @@ bool Staging::TakeCopied(Copies* copies) {
       copies->last_end = Clock::now();
       events_->Add(copied.site, {copies->row, begin, copies->last_end, copied.bytes, /*is_blocking=*/false});
     }
-    if (copied.then) copied.then(std::move(copied.piece));
+    if (copied.then) copied.then(std::move(copied.memory));
   }
   return has_copied;
 }
@@ -121,17 +121,17 @@ bool Staging::StartCopies() {
   bool has_started = false;
   while (down_.under_way.size() < kMostDown && !wanted_.empty()) {
     Wanted& first = wanted_.begin()->second;
-    if (!first.piece) first.piece = leaving_.TryTake(first.size);
-    if (!first.piece && leaving_.is_empty())
-      first.piece = TakeUnlimited(first.size);  // there is no memory of that kind
-    if (!first.piece) break;
+    if (!first.memory) first.memory = leaving_.TryTake(first.size);
+    if (!first.memory && leaving_.is_empty())
+      first.memory = TakeUnlimited(first.size);  // there is no memory of that kind
+    if (!first.memory) break;
     Wanted wanted = std::move(wanted_.extract(wanted_.begin()).mapped());
     const Source& source = wanted.source;
     if (source.bytes > 0) {
-      device_->Copy(device_->down(), wanted.piece.get() + wanted.offset, source.from, source.bytes);
+      device_->Copy(device_->down(), wanted.memory.get() + wanted.offset, source.from, source.bytes);
     }
     statistics_->down_bytes += source.bytes;
-    Begin(&down_, device_->down(), source.site, std::move(wanted.piece), source.bytes, std::move(wanted.then));
+    Begin(&down_, device_->down(), source.site, std::move(wanted.memory), source.bytes, std::move(wanted.then));
     has_started = true;
   }
   return has_started;

@@ -56,7 +56,7 @@ class Staging {
   using Ready = std::function<void(bool is_ready)>;
   void WhenReady(std::shared_ptr<const OnDevice> tensor, Ready then);
 
-  using Taken = std::function<void(PinnedPiece piece)>;  // null after a failure
+  using Taken = std::function<void(PinnedMemory memory)>;  // null after a failure
 
   // What is to be copied from the GPU; the smallest `priority` goes first.
   struct Source {
@@ -66,20 +66,20 @@ class Staging {
     size_t bytes;
   };
 
-  // Copies it to the byte `offset` of a piece of `size` bytes, and calls `then` with that from Poll.
+  // Copies it to the byte `offset` of `size` bytes of memory, and calls `then` with that from Poll.
   void Fetch(const Source& source, size_t size, size_t offset, Taken then);
 
-  // The same into a piece that was taken before.
-  void FetchInto(PinnedPiece piece, const Source& source, size_t offset, Taken then);
+  // The same into memory that was taken before.
+  void FetchInto(PinnedMemory memory, const Source& source, size_t offset, Taken then);
 
   // Memory for what may wait for other ranks to send; null if that has no room.
-  PinnedPiece TryTakeToWait(size_t bytes) { return waiting_.TryTake(bytes); }
+  PinnedMemory TryTakeToWait(size_t bytes) { return waiting_.TryTake(bytes); }
 
   // Memory to receive into, or of a size that only the caller knows. Null if there is no more.
-  PinnedPiece TakeUnlimited(size_t bytes);
+  PinnedMemory TakeUnlimited(size_t bytes);
 
-  // Copies the first `bytes` bytes of a piece to the GPU, for a site, and calls `then`, if there is one, from Poll.
-  void CopyUp(const std::string& site, PinnedPiece piece, void* to, size_t bytes, Taken then);
+  // Copies the first `bytes` bytes of memory to the GPU, for a site, and calls `then`, if there is one, from Poll.
+  void CopyUp(const std::string& site, PinnedMemory memory, void* to, size_t bytes, Taken then);
 
   // The place in the GPU's work where all that was copied up so far is there.
   Device::Event Copied() { return device_->Record(device_->up()); }
@@ -106,13 +106,13 @@ class Staging {
   };
   struct Wanted {
     Source source;
-    PinnedPiece piece;  // null: one of `size` bytes is to be taken
+    PinnedMemory memory;  // null: `size` bytes are to be taken
     size_t size, offset;
     Taken then;
   };
   struct Copying {
     Device::Event event;
-    PinnedPiece piece;
+    PinnedMemory memory;
     Taken then;        // null: nobody waits
     std::string site;  // empty unless it is recorded, as is its begin
     Clock::time_point begin;
@@ -128,7 +128,7 @@ class Staging {
   static constexpr size_t kMostDown = 2;
 
   void Want(Wanted wanted);
-  void Begin(Copies* copies, Device::Stream stream, const std::string& site, PinnedPiece piece, size_t bytes,
+  void Begin(Copies* copies, Device::Stream stream, const std::string& site, PinnedMemory memory, size_t bytes,
              Taken then);
   bool TakeCopied(Copies* copies);
   bool StartCopies();

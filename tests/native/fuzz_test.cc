@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "check.h"
-#include "factors.h"
+#include "gather_exchanges.h"
 #include "job.h"
 #include "protocol.h"
 
@@ -139,7 +139,7 @@ void Change(Frame* frame, std::mt19937* random) {
       header->kind = static_cast<FrameKind>((*random)() % 16);
       break;
     case 1:
-      header->scheme = static_cast<Scheme>((*random)() % 4);
+      header->traffic = static_cast<Traffic>((*random)() % 4);
       break;
     case 2:
       header->count = number;

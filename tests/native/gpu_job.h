@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "check.h"
-#include "factors.h"
 #include "fake_device.h"
+#include "gather_exchanges.h"
 #include "job.h"
 #include "sum.h"
 #include "text.h"

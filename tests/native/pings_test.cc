@@ -26,7 +26,7 @@ struct Pinging {
   }
 
   void Take(FrameHeader header, int peer = 1) {
-    header.plan = transport->sent.back().header.plan;  // of its own ping
+    header.layout = transport->sent.back().header.layout;  // of its own ping
     transport->Arrive(peer, Packet(header));
     rank->protocol->Poll();
   }
@@ -78,7 +78,7 @@ TEST(APingIsAnsweredWhenAllOfItIsThere) {
   header.kind = FrameKind::kPing;
   header.step = 7;
   header.length = kInlineBytes + 1;
-  header.plan = transport->sent.back().header.plan;
+  header.layout = transport->sent.back().header.layout;
   transport->Arrive(1, Packet(header));
   rank.protocol->Poll();
   rank.protocol->Flush();
@@ -108,7 +108,7 @@ TEST(WrongPingsAndAnswersEndTheJob) {
   for (const Case& each : cases) {
     Pinging pinging;
     FrameHeader header = each.header;
-    header.plan = pinging.transport->sent.back().header.plan;
+    header.layout = pinging.transport->sent.back().header.layout;
     const std::string payload(header.is_bulk() ? 0 : header.length, 'x');
     pinging.transport->Arrive(each.peer, Packet(header, payload));
     pinging.rank->protocol->Poll();

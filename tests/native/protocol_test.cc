@@ -195,16 +195,16 @@ const std::vector<Lie>& Lies() {
       {"element type 7, expected 0 to 5", [](FrameHeader* h) { h->dtype = 7; }},
       {"element type 255", [](FrameHeader* h) { h->dtype = 255; }},
       {"element type 6, expected 0 to 5", [](FrameHeader* h) { h->dtype = 6; }},
-      {"scheme 9", [](FrameHeader* h) { h->scheme = static_cast<Scheme>(9); }},
+      {"traffic 9", [](FrameHeader* h) { h->traffic = static_cast<Traffic>(9); }},
       {"root 0, expected a sum of root -1", [](FrameHeader* h) { h->root = 0; }},
       {"root 2, expected a sum of root -1 or a broadcast of root 0 to 1",
        [](FrameHeader* h) {
-         h->scheme = Scheme::kBroadcast;
+         h->traffic = Traffic::kBroadcast;
          h->root = 2;
        }},
       {"root -7",
        [](FrameHeader* h) {
-         h->scheme = Scheme::kBroadcast;
+         h->traffic = Traffic::kBroadcast;
          h->root = -7;
        }},
       {"9223372036854775808 elements", [](FrameHeader* h) { h->count = uint64_t{1} << 63; }},
@@ -226,7 +226,7 @@ const std::vector<Lie>& Lies() {
        }},
       {"a part of element type 3, expected 0",
        [](FrameHeader* h) {
-         h->scheme = Scheme::kBroadcast;
+         h->traffic = Traffic::kBroadcast;
          h->root = 1;
          h->sent_dtype = static_cast<uint8_t>(DataType::kBfloat16);
        }},
@@ -316,7 +316,7 @@ TEST(AnHonestFrameIsTaken) {
   EXPECT_EQ(alone.transport->receives.size(), size_t{1}, "");
 }
 
-TEST(FramesOfAnotherPlanAndBrokenPacketsEndTheJob) {
+TEST(FramesOfAnotherLayoutAndBrokenPacketsEndTheJob) {
   std::vector<float> value = Values(0, 50000);
   FrameHeader header = Honest(&value);
   Alone broken;
@@ -326,10 +326,10 @@ TEST(FramesOfAnotherPlanAndBrokenPacketsEndTheJob) {
   EXPECT_HOLDS(broken.rank->failure, "a packet ends after 63 bytes of a header, expected 64");
   EXPECT_EQ(broken.Sent(FrameKind::kAbort).size(), size_t{1}, "");
 
-  Alone other_plan;
-  header.plan ^= 1;
-  other_plan.Take(1, Packet(header));
-  EXPECT_HOLDS(other_plan.rank->failure, "Rank 1 and rank 0 cut tensors differently");
+  Alone other_layout;
+  header.layout ^= 1;
+  other_layout.Take(1, Packet(header));
+  EXPECT_HOLDS(other_layout.rank->failure, "Rank 1 and rank 0 cut tensors differently");
 }
 
 TEST(WhatIsSentTwiceIsRefused) {

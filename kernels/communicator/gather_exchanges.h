@@ -1,4 +1,5 @@
-// Sufficient factor broadcasting: every rank gets the factors of all ranks.
+// Exchanges that give every rank what all ranks have: the factors of a gradient, or the rows of PoseidonAllGather,
+// which travel as factors of a single part.
 //
 // H. Zhang et al., USENIX ATC 2017, section 3.2: the gradient of a dense layer is U^T V, so workers
 // may send each other U [K, M] and V [K, N] instead of the M x N matrix. Here the factors of all
@@ -16,8 +17,8 @@
 //     forms, so the sum tells all ranks whether to try factors in the next step.
 // Only a step in which factors are tried and refused costs extra messages.
 
-#ifndef POSEIDON_COMMUNICATOR_FACTORS_H_
-#define POSEIDON_COMMUNICATOR_FACTORS_H_
+#ifndef POSEIDON_COMMUNICATOR_GATHER_EXCHANGES_H_
+#define POSEIDON_COMMUNICATOR_GATHER_EXCHANGES_H_
 
 #include <cstdint>
 #include <functional>
@@ -48,8 +49,8 @@ struct FactorPart {
   size_t row_bytes;  // the same on all ranks
   size_t element_bytes = 0;
   WithoutZeros without_zeros = {};
-  PinnedPiece fetched = {};  // `data` in the host's memory, if that is on a GPU and somebody gets it from there
-  bool is_on_host = false;   // though other parts are on a GPU
+  PinnedMemory fetched = {};  // `data` in the host's memory, if that is on a GPU and somebody gets it from there
+  bool is_on_host = false;    // though other parts are on a GPU
 
   const void* sent_data() const {
     return without_zeros ? without_zeros.data.get() : fetched ? fetched.get() : static_cast<const char*>(data);
@@ -57,7 +58,7 @@ struct FactorPart {
   size_t sent_bytes() const { return without_zeros ? without_zeros.bytes : bytes; }
 };
 
-// What a rank gives: U, V and whatever else belongs to one site.
+// What a rank gives: U, V and whatever else belongs to one site; or its rows.
 struct Factors {
   std::string site;
   std::vector<FactorPart> parts;
@@ -93,15 +94,15 @@ using FactorsDone = std::function<void(const std::string& error, GatheredFactors
 // has none.
 using DenseForm = uint32_t;
 
-class FactorBroadcasting {
+class GatherExchanges {
  public:
   // Returns memory for what is received; null if there is no more.
   using Allocate = std::function<std::shared_ptr<char[]>(size_t bytes)>;
 
   // What is copied from a GPU is cut into pieces of up to `piece_bytes`, the most that `links` take. `fail` ends the
   // job for a reason, and calls Fail before it returns.
-  FactorBroadcasting(Transport* transport, size_t piece_bytes, const Routes* routes, Sender* sender, GpuLinks* links,
-                     Statistics* statistics, Allocate allocate, std::function<void(const std::string& reason)> fail)
+  GatherExchanges(Transport* transport, size_t piece_bytes, const Routes* routes, Sender* sender, GpuLinks* links,
+                  Statistics* statistics, Allocate allocate, std::function<void(const std::string& reason)> fail)
       : transport_(transport),
         piece_bytes_(piece_bytes),
         routes_(routes),
@@ -199,7 +200,7 @@ class FactorBroadcasting {
   bool HasGiven(const State& state, int rank) const;
   bool MoveToHost(const Key& key, const State& state);
   static bool IsOnGpu(const Own& own, size_t part) { return own.staging && !own.factors.parts[part].is_on_host; }
-  PinnedPiece TakeMemory(size_t bytes, const std::string& site);
+  PinnedMemory TakeMemory(size_t bytes, const std::string& site);
   GpuLinks::Errand ErrandOf(uint64_t site);
   void PassOn(const std::shared_ptr<Arrival>& arrival);
   bool IsOver(const Key& key);
@@ -224,4 +225,4 @@ class FactorBroadcasting {
 
 }  // namespace poseidon
 
-#endif  // POSEIDON_COMMUNICATOR_FACTORS_H_
+#endif  // POSEIDON_COMMUNICATOR_GATHER_EXCHANGES_H_

@@ -1,9 +1,9 @@
 // Gives all ranks the factors of all: sends this rank's, collects and passes on those of others, and falls back to
 // the dense gradient when not all ranks have factors of the same form.
 //
-// Tests: tests/native/factors_test.cc, tests/communicator/test_factors.py.
+// Tests: tests/native/gather_exchanges_test.cc, tests/communicator/test_factors.py.
 
-#include "factors.h"
+#include "gather_exchanges.h"
 
 #include <algorithm>
 #include <cstring>
@@ -24,8 +24,8 @@ void GatheredFactors::Rows::CopyTo(char* to) const {
   }
 }
 
-std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_t site, uint64_t form,
-                                      SiteStatistics& statistics, Clock::time_point submitted, Staging* staging) {
+std::string GatherExchanges::Start(Factors factors, FactorsDone done, uint64_t site, uint64_t form,
+                                   SiteStatistics& statistics, Clock::time_point submitted, Staging* staging) {
   Site& state_of_site = sites_[site];
   state_of_site.name = factors.site;
   state_of_site.priority = factors.priority;
@@ -60,7 +60,7 @@ std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_
 }
 
 // Sends a part of this rank's factors to all that get it from this rank.
-void FactorBroadcasting::SendPart(const Key& key, const std::shared_ptr<Own>& own, size_t part) {
+void GatherExchanges::SendPart(const Key& key, const std::shared_ptr<Own>& own, size_t part) {
   const FactorPart& factor = own->factors.parts[part];
   std::vector<int> linked, others;
   for (int peer : routes_->Receivers()) {
@@ -77,11 +77,11 @@ void FactorBroadcasting::SendPart(const Key& key, const std::shared_ptr<Own>& ow
   }
 }
 
-FrameHeader FactorBroadcasting::HeaderOf(const Key& key, const Own& own, size_t part) const {
+FrameHeader GatherExchanges::HeaderOf(const Key& key, const Own& own, size_t part) const {
   const FactorPart& factor = own.factors.parts[part];
   FrameHeader header = {};
   header.kind = FrameKind::kFactors;
-  header.scheme = Scheme::kFactorBroadcasting;
+  header.traffic = Traffic::kGather;
   header.root = transport_->rank();
   header.site = key.first;
   header.step = key.second;
@@ -93,8 +93,8 @@ FrameHeader FactorBroadcasting::HeaderOf(const Key& key, const Own& own, size_t 
   return header;
 }
 
-void FactorBroadcasting::Send(const Key& key, const std::shared_ptr<Own>& own, size_t part,
-                              const std::vector<int>& peers) {
+void GatherExchanges::Send(const Key& key, const std::shared_ptr<Own>& own, size_t part,
+                           const std::vector<int>& peers) {
   const FrameHeader header = HeaderOf(key, *own, part);
   for (int peer : peers) {
     own->statistics->sent_bytes += header.length;
@@ -106,8 +106,8 @@ void FactorBroadcasting::Send(const Key& key, const std::shared_ptr<Own>& own, s
 }
 
 // The same from a GPU: in pieces, between which urgent KV pairs find their place.
-void FactorBroadcasting::FetchAndSend(const Key& key, const std::shared_ptr<Own>& own, size_t part,
-                                      const std::vector<int>& peers) {
+void GatherExchanges::FetchAndSend(const Key& key, const std::shared_ptr<Own>& own, size_t part,
+                                   const std::vector<int>& peers) {
   FactorPart& factor = own->factors.parts[part];
   factor.fetched = TakeMemory(factor.bytes, own->factors.site);
   if (!factor.fetched) return;
@@ -117,8 +117,8 @@ void FactorBroadcasting::FetchAndSend(const Key& key, const std::shared_ptr<Own>
     own->staging->FetchInto(factor.fetched,
                             {own->factors.site, own->factors.priority, static_cast<const char*>(factor.data) + begin,
                              std::min(piece_bytes_, factor.bytes - begin)},
-                            begin, [this, key, own, part, peers, missing](const PinnedPiece& piece) {
-                              if (!piece) return;
+                            begin, [this, key, own, part, peers, missing](const PinnedMemory& memory) {
+                              if (!memory) return;
                               if (--*missing == 0) Send(key, own, part, peers);
                               HasLeft(key, own);
                             });
@@ -126,8 +126,8 @@ void FactorBroadcasting::FetchAndSend(const Key& key, const std::shared_ptr<Own>
 }
 
 // The same from this rank's window.
-void FactorBroadcasting::SendByLink(const Key& key, const std::shared_ptr<Own>& own, size_t part,
-                                    const std::vector<int>& peers) {
+void GatherExchanges::SendByLink(const Key& key, const std::shared_ptr<Own>& own, size_t part,
+                                 const std::vector<int>& peers) {
   const FactorPart& factor = own->factors.parts[part];
   FrameHeader header = HeaderOf(key, *own, part);
   header.kind = FrameKind::kGpuFactors;
@@ -143,26 +143,26 @@ void FactorBroadcasting::SendByLink(const Key& key, const std::shared_ptr<Own>& 
 }
 
 // One of the things that `own` waits for has happened.
-void FactorBroadcasting::HasLeft(const Key& key, const std::shared_ptr<Own>& own) {
+void GatherExchanges::HasLeft(const Key& key, const std::shared_ptr<Own>& own) {
   --own->pending;
   FinishIfOver(key);
 }
 
-PinnedPiece FactorBroadcasting::TakeMemory(size_t bytes, const std::string& site) {
-  PinnedPiece piece = allocate_(bytes);
-  if (!piece) {
+PinnedMemory GatherExchanges::TakeMemory(size_t bytes, const std::string& site) {
+  PinnedMemory memory = allocate_(bytes);
+  if (!memory) {
     fail_(Text("Rank ", transport_->rank(), " has no memory for ", bytes, " bytes of factors of '", site,
                "': train with smaller batches, or with policy='ps'."));
   }
-  return piece;
+  return memory;
 }
 
-GpuLinks::Errand FactorBroadcasting::ErrandOf(uint64_t site) {
+GpuLinks::Errand GatherExchanges::ErrandOf(uint64_t site) {
   const Site& found = sites_[site];  // of the step before, if this rank has not come to this one
   return {found.name, found.priority};
 }
 
-std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header, const char* payload) {
+std::string GatherExchanges::OnFactors(int peer, const FrameHeader& header, const char* payload) {
   const Key key{header.site, header.step};
   std::shared_ptr<char[]> data;
   if (header.is_in_window() && links_->MayGet(peer)) data = links_->TakeMemory(header.length);
@@ -221,7 +221,7 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header, c
 }
 
 // Factors that are unused here are passed on too: they tell the others to send the dense gradient as well.
-void FactorBroadcasting::PassOn(const std::shared_ptr<Arrival>& arrival) {
+void GatherExchanges::PassOn(const std::shared_ptr<Arrival>& arrival) {
   if (has_failed_) return;
   for (int peer : routes_->PassesOnTo(arrival->header.root)) {
     const bool is_bulk =
@@ -230,7 +230,7 @@ void FactorBroadcasting::PassOn(const std::shared_ptr<Arrival>& arrival) {
   }
 }
 
-std::string FactorBroadcasting::CheckArrivals(const State& state) const {
+std::string GatherExchanges::CheckArrivals(const State& state) const {
   if (!state.own) return "";
   const Factors& mine = state.own->factors;
   for (const auto& [from, arrival] : state.arrivals) {
@@ -249,19 +249,19 @@ std::string FactorBroadcasting::CheckArrivals(const State& state) const {
 }
 
 // Returns a rank whose form is not this rank's, or -1. If forms differ, every rank finds one.
-int FactorBroadcasting::OtherForm(const State& state) const {
+int GatherExchanges::OtherForm(const State& state) const {
   for (const auto& [from, arrival] : state.arrivals) {
     if (arrival->header.count != state.own->form) return from.first;
   }
   return -1;
 }
 
-DenseForm FactorBroadcasting::StartDense(uint64_t site) {
+DenseForm GatherExchanges::StartDense(uint64_t site) {
   Site& state = sites_[site];
   if (state.is_tried && state.form == 0) {  // the others wait for factors
     FrameHeader header = {};
     header.kind = FrameKind::kRefusal;
-    header.scheme = Scheme::kFactorBroadcasting;
+    header.traffic = Traffic::kGather;
     header.site = site;
     header.step = state.step;
     sender_->ToOthers(header);
@@ -271,9 +271,9 @@ DenseForm FactorBroadcasting::StartDense(uint64_t site) {
   return std::exchange(state.form, 0);
 }
 
-void FactorBroadcasting::FinishDense(uint64_t site, DenseForm common) { sites_[site].is_tried = common != 0; }
+void GatherExchanges::FinishDense(uint64_t site, DenseForm common) { sites_[site].is_tried = common != 0; }
 
-void FactorBroadcasting::OnRefusal(int peer, const FrameHeader& header) {
+void GatherExchanges::OnRefusal(int peer, const FrameHeader& header) {
   const Key key{header.site, header.step};
   if (IsOver(key)) return;
   states_[key].refused_by = peer;
@@ -281,9 +281,9 @@ void FactorBroadcasting::OnRefusal(int peer, const FrameHeader& header) {
 }
 
 // Whether this rank has synchronised the site in that step already.
-bool FactorBroadcasting::IsOver(const Key& key) { return key.second < sites_[key.first].step; }
+bool GatherExchanges::IsOver(const Key& key) { return key.second < sites_[key.first].step; }
 
-std::vector<int> FactorBroadcasting::Missing(const State& state) const {
+std::vector<int> GatherExchanges::Missing(const State& state) const {
   std::vector<int> missing;
   for (int peer = 0; peer < transport_->size(); ++peer) {
     if (peer == transport_->rank()) continue;
@@ -300,7 +300,7 @@ std::vector<int> FactorBroadcasting::Missing(const State& state) const {
 }
 
 // Copies what is on the GPU to the host, where this rank's own part is there; returns whether there is anything.
-bool FactorBroadcasting::MoveToHost(const Key& key, const State& state) {
+bool GatherExchanges::MoveToHost(const Key& key, const State& state) {
   const std::shared_ptr<Own> own = state.own;
   bool has_any = false;
   for (const auto& [from, arrival] : state.arrivals) {
@@ -308,18 +308,18 @@ bool FactorBroadcasting::MoveToHost(const Key& key, const State& state) {
     for (GatheredFactors::Rows& rows : arrival->rows) {
       if (!rows.is_on_gpu) continue;
       has_any = true;
-      const PinnedPiece piece = TakeMemory(rows.bytes, own->factors.site);
-      if (!piece) return true;
+      const PinnedMemory memory = TakeMemory(rows.bytes, own->factors.site);
+      if (!memory) return true;
       ++own->pending;
-      links_->Fetch(ErrandOf(key.first), rows.data, rows.bytes, piece.get(),
+      links_->Fetch(ErrandOf(key.first), rows.data, rows.bytes, memory.get(),
                     [this, key, own, on_gpu = rows.owner] { HasLeft(key, own); });
-      rows = {piece, piece.get(), rows.bytes};
+      rows = {memory, memory.get(), rows.bytes};
     }
   }
   return has_any;
 }
 
-void FactorBroadcasting::FinishIfOver(const Key& key) {
+void GatherExchanges::FinishIfOver(const Key& key) {
   auto found = states_.find(key);
   if (found == states_.end() || has_failed_) return;
   const std::shared_ptr<Own> own = found->second.own;
@@ -368,7 +368,7 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
 }
 
 // Whether a rank's factors are here, or only to be copied from its window.
-bool FactorBroadcasting::HasGiven(const State& state, int rank) const {
+bool GatherExchanges::HasGiven(const State& state, int rank) const {
   for (uint32_t part = 0; part < state.own->factors.parts.size(); ++part) {
     const auto found = state.arrivals.find({rank, part});
     if (found == state.arrivals.end()) return false;
@@ -378,8 +378,7 @@ bool FactorBroadcasting::HasGiven(const State& state, int rank) const {
   return true;
 }
 
-std::optional<FactorBroadcasting::Overdue> FactorBroadcasting::FindOverdue(Clock::time_point now,
-                                                                           double seconds) const {
+std::optional<GatherExchanges::Overdue> GatherExchanges::FindOverdue(Clock::time_point now, double seconds) const {
   for (const auto& [key, state] : states_) {
     if (!state.own || Seconds(now - state.own->start) < seconds) continue;
     std::vector<int> missing = Missing(state), direct;
@@ -404,8 +403,7 @@ std::optional<FactorBroadcasting::Overdue> FactorBroadcasting::FindOverdue(Clock
   return std::nullopt;
 }
 
-std::optional<FactorBroadcasting::LeftBehind> FactorBroadcasting::FindLeftBehind(
-    const std::vector<char>& has_left) const {
+std::optional<GatherExchanges::LeftBehind> GatherExchanges::FindLeftBehind(const std::vector<char>& has_left) const {
   for (const auto& [key, state] : states_) {
     if (!state.own || state.refused_by >= 0) continue;
     for (int peer = 0; peer < transport_->size(); ++peer) {
@@ -419,7 +417,7 @@ std::optional<FactorBroadcasting::LeftBehind> FactorBroadcasting::FindLeftBehind
   return std::nullopt;
 }
 
-void FactorBroadcasting::Fail(const std::string& reason) {
+void GatherExchanges::Fail(const std::string& reason) {
   has_failed_ = true;  // the states stay: the network may still write to their memory
   for (auto& [key, state] : states_) {
     if (state.own) state.own->done(reason, {});

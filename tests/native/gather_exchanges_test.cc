@@ -1,6 +1,6 @@
 // Factors of all ranks: any number of rows, any arrangement of nodes, different forms, refusals, and invalid frames.
 
-#include "factors.h"
+#include "gather_exchanges.h"
 
 #include <cstdint>
 #include <map>
