@@ -171,7 +171,7 @@ def _rebuild(traffic, work, machines):
 
 def _other_transfer(exchange, machines):
     """Returns the attributes of a `Transfer` that describe an exchange other than a gradient."""
-    if exchange.scheme == "gather":
+    if exchange.kind == "gather":
         return _to_all(exchange.num_bytes, machines)
     num_bytes, gpus = exchange.num_bytes, machines.gpus_per_node
     copy = num_bytes / (machines.copy_gbytes_per_s * 1e9)

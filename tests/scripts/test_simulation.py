@@ -562,16 +562,16 @@ def test_shrinking_leaves_times_as_they_are(model):
 # ---- exchanges other than gradients -------------------------------------------------------------------------
 
 
-def exchange(scheme, num_bytes, operations, **more):
-    return planning.Exchange(f"{scheme}/x", scheme, "uint8", 1, (num_bytes,), operations, **more)
+def exchange(kind, num_bytes, operations, **more):
+    return planning.Exchange(f"{kind}/x", kind, "uint8", 1, (num_bytes,), operations, **more)
 
 
 @pytest.mark.parametrize("is_each_by_itself", [False, True])
-@pytest.mark.parametrize("scheme, bytes_of_root, bytes_of_others", [
+@pytest.mark.parametrize("kind, bytes_of_root, bytes_of_others", [
     ("gather", 6 * 3000, 6 * 3000), ("broadcast", 3 * 3000, 3000)])
-def test_bytes_of_what_is_no_gradient(scheme, bytes_of_root, bytes_of_others, is_each_by_itself):
+def test_bytes_of_what_is_no_gradient(kind, bytes_of_root, bytes_of_others, is_each_by_itself):
     """Each of 4 nodes gives 3000 bytes to all others; or only the first does."""
-    work = dataclasses.replace(work_of(), exchanges=(exchange(scheme, 3000, 0.0),))
+    work = dataclasses.replace(work_of(), exchanges=(exchange(kind, 3000, 0.0),))
     result = run(work, 4, "poseidon", is_each_by_itself)
     assert result.node_bytes == (bytes_of_root, *[bytes_of_others] * 3)
     assert sum(result.sent) == sum(result.received)
@@ -579,13 +579,13 @@ def test_bytes_of_what_is_no_gradient(scheme, bytes_of_root, bytes_of_others, is
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-@pytest.mark.parametrize("scheme", ["gather", "broadcast"])
-def test_rows_wait_for_what_they_are_computed_from(scheme, steps):
+@pytest.mark.parametrize("kind", ["gather", "broadcast"])
+def test_rows_wait_for_what_they_are_computed_from(kind, steps):
     """Computing stalls at half of the step until it has arrived; an exchange that nothing waits for is hidden."""
     work = dataclasses.replace(work_of(planning.Site("last", "float32", 4, (1,), operations=1e9)), seconds=1.0,
                                operations=1e9)
     size = int(RATE / 30)  # to 3 others: a tenth of a second
-    hidden, waited = (dataclasses.replace(work, exchanges=(exchange(scheme, size, 5e8, is_waited_for=is_waited_for),))
+    hidden, waited = (dataclasses.replace(work, exchanges=(exchange(kind, size, 5e8, is_waited_for=is_waited_for),))
                       for is_waited_for in (False, True))
     system = dataclasses.replace(inputs.SYSTEMS["poseidon-ps"], steps=steps)
     alone, *others = (simulation.simulate(w, machines(4), system).step_seconds for w in (work, hidden, waited))

@@ -225,8 +225,8 @@ def test_gradients_take_the_links_between_gpus(ranks, options, expected):
     for traffic in traffics:
         found = traffic.cost(host)
         assert traffic.cost(linked) == dataclasses.replace(found, transfer=traffic.cost(linked).transfer)
-    for scheme in planning.exchange.PURPOSES:
-        other = planning.Exchange("x", scheme, "float32", 4, (3, 5))
+    for kind in planning.exchange.KINDS:
+        other = planning.Exchange("x", kind, "float32", 4, (3, 5))
         assert other.cost(linked) == other.cost(host)
 
 
@@ -647,7 +647,7 @@ def test_no_message_waits_for_one_that_is_computed_from_it():
 
 def test_what_is_no_gradient_waits_for_others_too():
     rows = planning.Exchange("rows", "gather", "float32", 4, (64,))
-    value, large = (dataclasses.replace(rows, site=site, scheme="broadcast", shape=(n,))
+    value, large = (dataclasses.replace(rows, site=site, kind="broadcast", shape=(n,))
                     for site, n in (("value", 2), ("large", 10_000)))
     plan = planning.Planner(planning.Cluster(2), "ps", merge=True).plan([small_site("a", 1, 0)],
                                                                         exchanges=[rows, value, large])

@@ -12,8 +12,8 @@ from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.cost import GATHER
 from tf_poseidon.planning.cost import Traffic
 
-# Their purposes, as `Exchange.scheme`.
-PURPOSES = (GATHER, BROADCAST)
+# Their kinds.
+KINDS = (GATHER, BROADCAST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Exchange:
 
     Attributes:
         site: Its name.
-        scheme: "gather": all ranks get every rank's tensor; "broadcast": all ranks get rank 0's.
+        kind: "gather": all ranks get every rank's tensor; "broadcast": all ranks get rank 0's.
         dtype: Name of its dtype.
         itemsize: Bytes of an element.
         shape: The shape of its part on one rank with a full batch; None if unknown.
@@ -32,7 +32,7 @@ class Exchange:
     """
 
     site: str
-    scheme: str
+    kind: str
     dtype: str
     itemsize: int
     shape: tuple[int, ...] | None
@@ -50,12 +50,12 @@ class Exchange:
     @property
     def traffic(self) -> Traffic | None:
         """What ranks exchange, None if unknown before the step."""
-        return None if self.num_bytes is None else Traffic(self.scheme, self.num_bytes)
+        return None if self.num_bytes is None else Traffic(self.kind, self.num_bytes)
 
     @property
     def reason(self) -> str:
         """Why it is exchanged, in a sentence."""
-        if self.scheme == GATHER:
+        if self.kind == GATHER:
             reason = "later ops need the values of all ranks"
         else:
             reason = "each rank would have a different value: all take rank 0's"

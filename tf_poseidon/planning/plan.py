@@ -25,7 +25,7 @@ from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
-from tf_poseidon.planning.exchange import PURPOSES
+from tf_poseidon.planning.exchange import KINDS
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.site import Site
@@ -49,7 +49,7 @@ class Plan:
         decisions: One per site, in the order of the sites.
         operations: Additions and multiplications of one rank's step; None if unknown.
         refusal: Why the graph is not rewritten; all sites then travel dense. Empty if it is rewritten.
-        exchanges: What ranks exchange besides gradients, `Exchange`s: their scheme is their purpose.
+        exchanges: What ranks exchange besides gradients, `Exchange`s.
         whole: The `WholeOp`s of the step: the ops that every rank computes for the rows of all ranks.
         steps: How many steps of an execution overlap, by the graph that it was made for.
         overlap: Whether the steps of an execution overlap, and what holds them back, a sentence; "" if an execution has
@@ -238,7 +238,7 @@ class Plan:
                  "runner_up_cost": cost(d.runner_up_cost), "reason": _reason(site, d)}
                 for site, d in zip(self.sites, self.decisions, strict=True)],
             "exchanges": [
-                {"name": exchange.site, "shape": exchange.shape, "dtype": exchange.dtype, "scheme": exchange.scheme,
+                {"name": exchange.site, "shape": exchange.shape, "dtype": exchange.dtype, "scheme": exchange.kind,
                  "cost": cost(exchange.cost(self.cluster))} for exchange in self.exchanges],
             "whole": [dataclasses.asdict(op) for op in self.whole]}
 
@@ -320,7 +320,7 @@ class Plan:
 
         Raises:
             PoseidonError: For the first decision that is not possible.
-            ValueError: If sites have the same name, a tensor is larger than any, an exchange has no purpose, or there
+            ValueError: If sites have the same name, a tensor is larger than any, an exchange is of no kind, or there
                 are more steps than in any graph.
         """
         decisions, sites = {d.site: d for d in self.decisions}, {site.name: site for site in self.sites}
@@ -333,8 +333,8 @@ class Plan:
         if not 1 <= self.steps <= _MOST_STEPS:
             raise ValueError(f"its 'steps' is {shown(self.steps)}")
         for exchange in self.exchanges:
-            if exchange.scheme not in PURPOSES:
-                raise ValueError(f"its 'scheme' is {shown(exchange.scheme)}")
+            if exchange.kind not in KINDS:
+                raise ValueError(f"its 'scheme' is {shown(exchange.kind)}")
         for site, decision in zip(self.sites, self.decisions, strict=True):
             scheme = SCHEMES.get(decision.scheme)
             leader = None if decision.leader is None else decisions.get(decision.leader)
@@ -360,7 +360,7 @@ class Plan:
                          _reason(site, d)))
         for exchange in self.exchanges:
             exchange_cost = exchange.cost(self.cluster)
-            rows.append((exchange.site, _shape(exchange.shape), exchange.scheme,
+            rows.append((exchange.site, _shape(exchange.shape), exchange.kind,
                          _bytes(None if exchange_cost is None else exchange_cost.num_bytes),
                          _ms(exchange_cost), "", exchange.reason))
         others = [exchange.cost(self.cluster) for exchange in self.exchanges]

@@ -25,6 +25,9 @@ VERSION = 1
 # Numbers in a plan are smaller, so that no sum or product of them is too large for a float.
 _BELOW = {int: 2**63, float: 1e30}
 
+# The keys of fields that have another name.
+_KEYS = {(Exchange, "kind"): "scheme"}
+
 # The lists of a plan besides its sites; each value is a line.
 _LISTS = ("exchanges", "whole")
 
@@ -92,9 +95,9 @@ def _made(kind: Any, fields: Any) -> Any:
     Raises:
         TypeError, ValueError: If they have not.
     """
-    types = _types(kind)
-    return kind(**{name: _value(types.get(name), value, name)
-                   for name, value in _value(dict, fields, kind.__name__.lower()).items()})
+    types, names = _types(kind), {key: name for (owner, name), key in _KEYS.items() if owner is kind}
+    return kind(**{(name := names.get(key, key)): _value(types.get(name), value, key)
+                   for key, value in _value(dict, fields, kind.__name__.lower()).items()})
 
 
 def _value(kind: Any, value: Any, name: str) -> Any:
@@ -127,7 +130,7 @@ def _filled(value: Any) -> dict[str, Any]:
             filled |= dataclasses.asdict(part) if part else {}
         elif part != field.default:
             is_value = dataclasses.is_dataclass(part) and not isinstance(part, type)
-            filled[field.name] = _filled(part) if is_value else part
+            filled[_KEYS.get((type(value), field.name), field.name)] = _filled(part) if is_value else part
     return filled
 
 

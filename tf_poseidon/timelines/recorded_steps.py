@@ -27,7 +27,7 @@ from tf_poseidon import planning
 from tf_poseidon.planning import exchange
 
 # The rows of a step's exchanges, those of a GPU's copies and sums, and all rows.
-EXCHANGES = (*dict.fromkeys(scheme.row for scheme in planning.SCHEMES.values()), *exchange.PURPOSES)
+EXCHANGES = (*dict.fromkeys(scheme.row for scheme in planning.SCHEMES.values()), *exchange.KINDS)
 COPIES = ("down", "up", "across")
 ROWS = (*EXCHANGES, "calls", *COPIES, "rebuild")
 KINDS = ("forward", "backward", "wait", "rebuild")

@@ -93,7 +93,7 @@ def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | No
     costs = {site: decision.cost for site, decision in decisions.items()}
     if plan is not None:
         costs |= {exchange.site: cost for exchange in plan.exchanges
-                  if exchange.site in values and exchange.scheme == values[exchange.site]["row"]
+                  if exchange.site in values and exchange.kind == values[exchange.site]["row"]
                   and (cost := exchange.cost(plan.cluster)) is not None}
 
     # In the order of backpropagation, with riders after their leaders.
