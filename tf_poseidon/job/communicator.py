@@ -136,12 +136,12 @@ class Communicator:
         """The largest number of ranks that share a node."""
         return max(collections.Counter(self.nodes).values())
 
-    def submit(self, site: str, value: npt.ArrayLike, contributes: bool = True, root: int | None = None,
+    def submit(self, name: str, value: npt.ArrayLike, contributes: bool = True, root: int | None = None,
                is_gradient: bool = False, out: np.ndarray | None = None) -> Callable[[], np.ndarray]:
         """Starts exchanging one array with all ranks.
 
         Args:
-            site: Name of the exchange, the same on all ranks and not in flight twice.
+            name: Name of the exchange, the same on all ranks and not in flight twice; of a gradient, its site.
             value: Array; its dtype and size are the same on all ranks. Must not be changed before
                 the exchange is complete.
             contributes: False leaves this rank's value out of the sum.
@@ -157,26 +157,26 @@ class Communicator:
         value = np.asarray(value, order="C")
         output = np.empty_like(value) if out is None else out
         if root is None and value.dtype.name not in _SUMMABLE:
-            raise JobError(f"'{site}' has dtype {value.dtype}, which cannot be summed over "
+            raise JobError(f"'{name}' has dtype {value.dtype}, which cannot be summed over "
                            f"ranks; cast it to one of {', '.join(_SUMMABLE)}.")
         is_widened = root is None and value.dtype.itemsize == 2 and output.dtype == np.float32
         if output.dtype != value.dtype and not is_widened:
-            raise JobError(f"'{site}' has dtype {value.dtype}, and `out` has {output.dtype}, expected the same, or "
+            raise JobError(f"'{name}' has dtype {value.dtype}, and `out` has {output.dtype}, expected the same, or "
                            "float32 for a sum of float16 or bfloat16.")
         dtype, sum_dtype, count = (
             (_SUMMABLE[value.dtype.name], _SUMMABLE[output.dtype.name], value.size) if root is None else
             (_BYTES, _BYTES, value.nbytes))
         handle = self._lib.poseidon_submit(
-            self._handle, encoded(site), dtype, sum_dtype, count, value.ctypes.data, output.ctypes.data,
+            self._handle, encoded(name), dtype, sum_dtype, count, value.ctypes.data, output.ctypes.data,
             contributes, -1 if root is None else root, is_gradient)
         return self._waiting(handle, (value, output), lambda: output)
 
-    def submit_factors(self, site: str, parts: Iterable[npt.ArrayLike], form: str = "",
+    def submit_factors(self, name: str, parts: Iterable[npt.ArrayLike], form: str = "",
                        leave_out_zeros: bool = False) -> Callable[[], list[np.ndarray] | None]:
         """Starts giving all ranks the factors of all ranks.
 
         Args:
-            site: Same as in `submit`.
+            name: Same as in `submit`.
             parts: Matrices, as many as on the other ranks and with as many columns; the number of rows
                 may differ. Must not be changed before the exchange is complete.
             form: Text that says what this rank will make of them; ranks with different forms do not
@@ -191,7 +191,7 @@ class Communicator:
         matrices = [np.asarray(part, order="C") for part in parts]
         columns = [matrix.shape[1] * matrix.itemsize for matrix in matrices]
         handle = self._lib.poseidon_submit_factors(
-            self._handle, encoded(site), encoded(form), len(matrices),
+            self._handle, encoded(name), encoded(form), len(matrices),
             (ctypes.c_void_p * len(matrices))(*(matrix.ctypes.data for matrix in matrices)),
             (ctypes.c_int64 * len(matrices))(*map(len, matrices)),
             (ctypes.c_int64 * len(matrices))(*columns),
@@ -230,29 +230,29 @@ class Communicator:
 
         return wait
 
-    def sum(self, site: str, value: npt.ArrayLike, contributes: bool = True) -> np.ndarray:
+    def sum(self, name: str, value: npt.ArrayLike, contributes: bool = True) -> np.ndarray:
         """Returns the sum of `value` over all ranks, added in the order of ranks, then of nodes."""
-        return self.submit(site, value, contributes)()
+        return self.submit(name, value, contributes)()
 
-    def gather(self, site: str, matrix: npt.ArrayLike) -> np.ndarray:
+    def gather(self, name: str, matrix: npt.ArrayLike) -> np.ndarray:
         """Returns the rows of the matrices of all ranks, in rank order; they have as many columns."""
-        gathered = self.submit_factors(site, [matrix])()
+        gathered = self.submit_factors(name, [matrix])()
         if gathered is None:
-            raise JobError(f"Ranks have matrices of other types for '{site}', expected those of rank {self.rank}.")
+            raise JobError(f"Ranks have matrices of other types for '{name}', expected those of rank {self.rank}.")
         return gathered[0]
 
-    def broadcast(self, site: str, value: npt.ArrayLike, root: int = 0) -> np.ndarray:
+    def broadcast(self, name: str, value: npt.ArrayLike, root: int = 0) -> np.ndarray:
         """Returns the value of rank `root`."""
-        return self.submit(site, value, root=root)()
+        return self.submit(name, value, root=root)()
 
-    def broadcast_text(self, site: str, text: str, root: int = 0) -> str:
+    def broadcast_text(self, name: str, text: str, root: int = 0) -> str:
         """Returns the text of rank `root`."""
         data = text.encode(errors="surrogatepass")  # all that Python has, such as names of files that are not UTF-8
-        length = int(self.broadcast(f"{site}/length", np.int64(len(data)), root))
+        length = int(self.broadcast(f"{name}/length", np.int64(len(data)), root))
         buffer = np.zeros(length, np.uint8)
         if self.rank == root:
             buffer[:] = np.frombuffer(data, np.uint8)
-        return self.broadcast(f"{site}/text", buffer, root).tobytes().decode(errors="surrogatepass")
+        return self.broadcast(f"{name}/text", buffer, root).tobytes().decode(errors="surrogatepass")
 
     def ping(self, peer: int, num_bytes: int = 0) -> float:
         """Returns the seconds from sending bytes to another rank to hearing that it has them.

@@ -1,6 +1,6 @@
 """The exchange ops: sums and broadcasts over the ranks of the job, in eager code and in graphs.
 
-Every call in a step must have its own name of a site, the same on all ranks.
+Every exchange in a step has its own name, the same on all ranks; that of a gradient is its site.
 
 Tests: tests/communicator/test_ops.py, tests/graphs/test_partition_own.py.
 """
@@ -84,14 +84,14 @@ def dense_slices(gradient: tf.IndexedSlices, shape: tf.TensorShape) -> tf.Tensor
             indices=gradient.indices, values=gradient.values, shape=shape)
 
 
-def all_gather(value: tf.Tensor | tf.RaggedTensor, site: str,
+def all_gather(value: tf.Tensor | tf.RaggedTensor, name: str,
                contributes: tf.Tensor | bool = True) -> tf.Tensor | tf.RaggedTensor:
     """Returns the rows of all ranks, in rank order.
 
     Args:
         value: Tensor of any type, including strings, with rows that are not empty; or a `tf.RaggedTensor`
             of such. Ranks may have different numbers of rows.
-        site: Same as in `all_reduce`.
+        name: Same as in `all_reduce`.
         contributes: Scalar bool; False leaves this rank's rows out.
 
     Returns:
@@ -99,33 +99,35 @@ def all_gather(value: tf.Tensor | tf.RaggedTensor, site: str,
     """
     if isinstance(value, tf.RaggedTensor):
         return tf.RaggedTensor.from_row_lengths(
-            all_gather(value.values, f"{site}/values", contributes),
-            all_gather(value.row_lengths(), f"{site}/lengths", contributes))
+            all_gather(value.values, f"{name}/values", contributes),
+            all_gather(value.row_lengths(), f"{name}/lengths", contributes))
     if value.dtype == tf.string:
-        return _all_gather_texts(value, site, contributes)
+        return _all_gather_texts(value, name, contributes)
     with _beside("PoseidonAllGather", value):
         return library.load()[0].poseidon_all_gather(
-            value=value, contributes=contributes, site=site)
+            value=value, contributes=contributes, site=name)
 
 
-def _all_gather_texts(value: tf.Tensor, site: str, contributes: tf.Tensor | bool) -> tf.Tensor:
+def _all_gather_texts(value: tf.Tensor, name: str, contributes: tf.Tensor | bool) -> tf.Tensor:
     """Gathers the bytes of all texts, and the length of each."""
     with tf.device("CPU:0"):
         texts = tf.reshape(value, [-1])
-        lengths = all_gather(tf.strings.length(texts), f"{site}/lengths", contributes)
+        lengths = all_gather(tf.strings.length(texts), f"{name}/lengths", contributes)
         numbers = tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8)
-        numbers = all_gather(numbers, f"{site}/bytes", contributes)
+        numbers = all_gather(numbers, f"{name}/bytes", contributes)
         characters = tf.gather([bytes([i]) for i in range(256)], tf.cast(numbers, tf.int32))
         ragged = tf.RaggedTensor.from_row_lengths(characters, lengths)
         shape = tf.concat([[-1], tf.shape(value)[1:]], 0)
         return tf.reshape(tf.strings.reduce_join(ragged, axis=-1), shape)
 
 
-def all_reduce(value: tf.Tensor, site: str, contributes: tf.Tensor | bool = True, ordered: bool = True) -> tf.Tensor:
-    """Returns the sum of a tensor over all ranks; like `sync`, but not the site of a gradient.
+def all_reduce(value: tf.Tensor, name: str, contributes: tf.Tensor | bool = True, ordered: bool = True) -> tf.Tensor:
+    """Returns the sum of a tensor over all ranks; like `sync`, but not of a gradient.
 
     Args:
-        value, site, contributes: Same as in `sync`.
+        value: Dense tensor of any shape and of a type that `sync` takes.
+        name: Name of the exchange.
+        contributes: Same as in `sync`.
         ordered: Whether to run in program order in a `tf.function`, so that its name may be used again there;
             False starts it as soon as the value is ready, as `sync` does.
 
@@ -137,11 +139,11 @@ def all_reduce(value: tf.Tensor, site: str, contributes: tf.Tensor | bool = True
     """
     if value.dtype not in SUMMABLE:
         raise GraphError(
-            f"'{site}' has dtype {value.dtype.name}, which cannot be summed over ranks; cast it to "
+            f"'{name}' has dtype {value.dtype.name}, which cannot be summed over ranks; cast it to "
             f"one of {', '.join(dtype.name for dtype in SUMMABLE)}.")
     with _beside("PoseidonAllReduce", value):
         total = library.load()[0].poseidon_all_reduce(
-            value=value, contributes=contributes, site=site)
+            value=value, contributes=contributes, site=name)
         return total if ordered else _unordered(total)
 
 
@@ -175,11 +177,11 @@ def join(value: tf.Tensor, by: str) -> tf.Tensor:
     return library.load()[0].poseidon_join(own=value, by=by)
 
 
-def broadcast(value: tf.Tensor, site: str, root: int = 0) -> tf.Tensor:
+def broadcast(value: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
     """Returns rank `root`'s `value`, a numeric or bool tensor of the same shape on all ranks."""
     value = tf.convert_to_tensor(value)
     with _beside("PoseidonBroadcast", value):
-        return library.load()[0].poseidon_broadcast(value=value, site=site, root=root)
+        return library.load()[0].poseidon_broadcast(value=value, site=name, root=root)
 
 
 def agree(sites: Iterable[str], rows: int | None, static_rows: int | None, strict: bool, whole: str = "",
@@ -245,18 +247,18 @@ def fingerprint(rows: tf.Tensor, values: Sequence[tf.Tensor], structure: int) ->
 
 
 def compare_first(index: tf.Tensor, rows: tf.Tensor, values: Sequence[tf.Tensor], structure: int, texts: Sequence[str],
-                  site: str) -> list[tf.Tensor]:
+                  name: str) -> list[tf.Tensor]:
     """Returns `values`; ends the job unless their `fingerprint` is that of rank 0.
 
     Args:
         index: A scalar int64; if it is not 0, nothing is compared.
         rows, values, structure: Same as in `fingerprint`.
         texts: What is said about each part of the fingerprint that differs, with $0 for this rank's, $1 for rank 0's.
-        site: A name that is the same on all ranks.
+        name: A name that is the same on all ranks.
     """
     with tf.device("CPU:0"):
         return library.load()[0].poseidon_compare_first(
-            index=index, rows=rows, values=values, structure=structure, texts=texts, site=site)
+            index=index, rows=rows, values=values, structure=structure, texts=texts, site=name)
 
 
 def abort_unless(condition: tf.Tensor, reason: tf.Tensor | str) -> None:
