@@ -19,7 +19,7 @@ from tf_poseidon import grappler
 from tf_poseidon import options
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
-from tf_poseidon.graph_passes import session as rewriting
+from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.job import agreement
 from tf_poseidon.job import calibration
 from tf_poseidon.job.engines import horovod
@@ -87,7 +87,7 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
                                      f"PoseidonStrategy combine the ranks of a node; give it {name}=1.")
     planning.make_plan((), policy, planning.Cluster(max(size, 1)), pairs)  # checks them
     library.load()
-    comparison: rewriting.TextComparison
+    comparison: session_lib.TextComparison
     if size == 1:
         comparison = agreement.SingleRankComparison()
     elif hvd is not None:
@@ -99,7 +99,8 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
         comparison = agreement.CoordinationServiceComparison(rank, size, job.timeout_s)
     if cluster is None:
         cluster = planning.Cluster(size, gflops=_GFLOPS)
-    session = rewriting.RewriteSession(planning.Planner(cluster, policy, pairs), is_foreign=True, comparison=comparison)
+    planner = planning.Planner(cluster, policy, pairs)
+    session = session_lib.RewriteSession(planner, is_foreign=True, comparison=comparison)
     passes = grappler.enable(rank, session, strict=False)
     if hvd is not None:
         _refuse_join(hvd, passes)

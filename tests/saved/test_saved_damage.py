@@ -23,8 +23,8 @@ import tf_poseidon as poseidon
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.base import files
-from tf_poseidon.graph_passes.saved import rewritten_steps as saved_lib
-from tf_poseidon.graph_passes.saved import strip as strip_lib
+from tf_poseidon.graph_passes.saved import rewritten_steps
+from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.ops import library
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import rewriting
@@ -730,8 +730,8 @@ def graphs(zoo):
 def test_graph_that_is_given_stays_as_it_is(name, graphs):
     graph, steps, has_functions = graphs[name]
     before = _bytes(graph)
-    options = saved_lib.RewriteOptions(planning.Planner(planning.Cluster(4), "auto"), grappler.add_shapes, {}, 8)
-    saved_lib.rewrite(graph, steps, has_functions, options)
+    options = rewritten_steps.RewriteOptions(planning.Planner(planning.Cluster(4), "auto"), grappler.add_shapes, {}, 8)
+    rewritten_steps.rewrite(graph, steps, has_functions, options)
     assert _bytes(graph) == before
 
 
@@ -747,15 +747,17 @@ def test_random_damage(graphs, request):
         graph, steps, has_functions = graphs[name]
         graph = damage_graphs.damaged(graph, changes)
         before = _bytes(graph)
-        options = saved_lib.RewriteOptions(planning.Planner(planning.Cluster(4), policy), grappler.add_shapes, {}, rows)
+        options = rewritten_steps.RewriteOptions(
+            planning.Planner(planning.Cluster(4), policy), grappler.add_shapes, {}, rows)
         try:
             with ends_soon():
-                once, again = (saved_lib.rewrite(graph, steps, has_functions, options).graph_def for _ in range(2))
+                once, again = (rewritten_steps.rewrite(graph, steps, has_functions, options).graph_def
+                               for _ in range(2))
         except poseidon.PoseidonError as error:
             assert "\n" not in str(error)
         else:
             assert _bytes(once) == _bytes(again)
-            assert _bytes(strip_lib.strip(once)) == before
+            assert _bytes(strip.strip(once)) == before
         assert _bytes(graph) == before
 
     check()
@@ -773,10 +775,10 @@ def test_random_damage_of_rewritten_graphs(zoo, request):
     @hypothesis.given(st.sampled_from(sorted(rewritten)), _changes)
     def check(name, changes):
         graph = damage_graphs.damaged(rewritten[name], changes)
-        if not strip_lib.is_rewritten(graph):
+        if not strip.is_rewritten(graph):
             return
         try:
-            stripped = strip_lib.strip(graph)
+            stripped = strip.strip(graph)
         except poseidon.PoseidonError as error:
             assert "\n" not in str(error)
         else:

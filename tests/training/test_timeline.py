@@ -17,7 +17,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes.graph import graph_steps as steps_names
+from tf_poseidon.graph_passes.graph import graph_steps
 from tf_poseidon.job import engines
 from tf_poseidon.job import runtime
 from tf_poseidon.job.communicator import join_loopback
@@ -142,7 +142,7 @@ def test_a_run_without_its_last_events_does_not_count():
 
 def test_sites_of_one_step_alone_belong_to_it():
     """The last step alone has what only results need."""
-    assert steps_names.in_any(["a", "a@1", "a@2", "loss@2", "b@3", "c@d"]) == {
+    assert graph_steps.in_any(["a", "a@1", "a@2", "loss@2", "b@3", "c@d"]) == {
         "a": ("a", 0), "a@1": ("a", 1), "a@2": ("a", 2), "loss@2": ("loss", 2), "b@3": ("b@3", 0), "c@d": ("c@d", 0)}
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tf_poseidon as poseidon
 from tf_poseidon.graph_passes import session
-from tf_poseidon.graph_passes.match import factors as factors_lib
+from tf_poseidon.graph_passes.match import factors
 from tf_poseidon.graph_passes.match import matches
 from tf_poseidon.graph_passes.write import horovod_ops
 from tf_poseidon.graph_passes.write import send_receive
@@ -27,7 +27,7 @@ EVERY = 2
 
 def scale_factors():
     """Makes the passes rebuild gradients a thousandth too large, on all ranks alike."""
-    original = factors_lib.match
+    original = factors.match
 
     def wrong(*args):
         match = original(*args)
@@ -37,7 +37,7 @@ def scale_factors():
         return dataclasses.replace(match, products=tuple(
             dataclasses.replace(p, scale=p.scale + scale) for p in match.products))
 
-    factors_lib.match = wrong
+    factors.match = wrong
 
 
 def double_sums():

@@ -20,7 +20,7 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes import describe
 from tf_poseidon.graph_passes import passes
-from tf_poseidon.graph_passes import plan_sites as plan_lib
+from tf_poseidon.graph_passes import plan_sites
 from tf_poseidon.graph_passes import usual_batch
 from tf_poseidon.graph_passes.find import all_markers
 from tf_poseidon.graph_passes.find import exchanges
@@ -153,7 +153,7 @@ class RewriteSession:
             return self._rewrite_alike(graph_def, training, planner, cause, self._comparison)
         if training is not None:
             try:
-                return _outcome(self._planned(training, plan_lib.MakePlan(planner)))
+                return _outcome(self._planned(training, plan_sites.MakePlan(planner)))
             except Exception as error:
                 cause = error
         return RewriteOutcome(refusal=_text_of(cause), cause=cause)
@@ -214,14 +214,14 @@ class RewriteSession:
         if training is not None:
             for plan in self._plans[key]:
                 if agreement_text.has_room(training, plan):
-                    return _outcome(self._planned(training, plan_lib.TakePlan(plan, planner.cluster)))
+                    return _outcome(self._planned(training, plan_sites.TakePlan(plan, planner.cluster)))
         name = self._name_of(graph_def)
         if name in self._refused:
             return RewriteOutcome(refusal=self._refused[name])
         planned, text = None, ""
         if training is not None:
             try:
-                planned = self._planned(training, plan_lib.MakePlan(planner))
+                planned = self._planned(training, plan_sites.MakePlan(planner))
                 text = "\n".join([agreement_text.of_plan(planned), *lines])
             except Exception as error:  # the unmodified graph computes the same
                 planned, cause = None, error

@@ -11,7 +11,7 @@ from typing import cast
 from tf_poseidon import grappler
 from tf_poseidon import options as options_lib
 from tf_poseidon.job import agreement
-from tf_poseidon.job import communicator as communicator_lib
+from tf_poseidon.job import communicator
 from tf_poseidon.job import engines
 from tf_poseidon.job import runtime
 from tf_poseidon.ops import library
@@ -75,6 +75,6 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
         return Membership(joined.rank, joined.size)
     if _alone is None:  # the ops need a job, if only of a single rank
         runtime.engine().start_alone()
-        _alone = communicator_lib.join_loopback(1)[0]
+        _alone = communicator.join_loopback(1)[0]
         _alone.use_for_ops()
     return Membership(0, 1)

@@ -16,7 +16,7 @@ from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import garbage
-from tf_poseidon.graph_passes.saved import rewritten_steps as rewriting_lib
+from tf_poseidon.graph_passes.saved import rewritten_steps
 from tf_poseidon.graph_passes.saved import strip as strip_lib
 from tf_poseidon.job import engines
 from tf_poseidon.ops import library
@@ -34,7 +34,7 @@ class RewriteReport:
         steps: The `graph_passes.saved.rewritten_steps.RewrittenStep`s by name: that of a signature, or "train_op".
     """
 
-    steps: dict[str, rewriting_lib.RewrittenStep]
+    steps: dict[str, rewritten_steps.RewrittenStep]
 
     @property
     def plan(self) -> planning.Plan:
@@ -225,7 +225,7 @@ def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: st
         raise ConfigurationError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan "
                                  "is for a single step.")
     with garbage.unsearched():
-        rewritten = rewriting_lib.rewrite(graph.graph_def, steps, graph.has_functions, rewriting_lib.RewriteOptions(
+        rewritten = rewritten_steps.rewrite(graph.graph_def, steps, graph.has_functions, rewritten_steps.RewriteOptions(
             planner, grappler.add_shapes, options.inputs or {}, options.batch_size, options.wire_dtype, options.strict,
             engine.writer, options.progress))
     plans = [step.plan for step in rewritten.steps.values()]

@@ -20,7 +20,7 @@ from tf_poseidon import options
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes import session as rewriting
+from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.job import agreement
 from tf_poseidon.job import calibration
 from tf_poseidon.job import held_variables
@@ -31,7 +31,7 @@ from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.communicator import STAGING_COUNTERS
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.loops import step as step_lib
-from tf_poseidon.strategy import extended as extended_lib
+from tf_poseidon.strategy import extended
 from tf_poseidon.timelines import recording
 
 _latest = None
@@ -134,7 +134,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         communicator = runtime.start(job_options)
         keras_hook.install(alone=communicator is None)
         job = None if communicator is None else _job(communicator, training)
-        super().__init__(extended_lib.Extended(self, job, training.global_batch_norm))
+        super().__init__(extended.Extended(self, job, training.global_batch_norm))
         global _latest
         if job is not None and _latest is None:
             runtime.announce(training.described(job.graph_pass.session.planner.cluster))
@@ -277,7 +277,7 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
     writer = runtime.engine().writer
     comparison = agreement.CommunicatorComparison(communicator) if writer.has_to_agree else None
     planner = planning.Planner(cluster, training.policy, training.pins, training.merge, training.plan)
-    session = rewriting.RewriteSession(planner, writer, comparison=comparison)
+    session = session_lib.RewriteSession(planner, writer, comparison=comparison)
     graph_pass = grappler.enable(communicator.rank, session, training.strict)
     return Job(communicator, graph_pass, training.wire_dtype, verifier, held_variables.Held(communicator),
                new_variables.NewVariables(communicator), runtime.errors())

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes import passes
-from tf_poseidon.graph_passes.find import exchanges as exchanges_lib
+from tf_poseidon.graph_passes.find import exchanges
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 
@@ -34,7 +34,7 @@ class CountOperations(passes.Pass):
         return "" if len(training.sites) == len(training.markers) else "not every marker has a site"
 
     def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
-        graph, others = training.graph, exchanges_lib.nodes(training.graph)
+        graph, others = training.graph, exchanges.nodes(training.graph)
         counts = count(self._usual or graph)
         depths = _depths(graph, [*(marker.node for marker in training.markers), *(node.name for node in others)])
         needed = _needed(training, counts)

@@ -17,7 +17,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
-from tf_poseidon.graph_passes.partition import variables as variables_lib
+from tf_poseidon.graph_passes.partition import variables
 
 _EQUAL_EVERYWHERE = {"PoseidonSync", "PoseidonSyncSlices", "PoseidonAllReduce", "PoseidonAllGather",
                      "PoseidonBroadcast", "PoseidonRecv", "PoseidonSize", "HorovodAllreduce",
@@ -137,7 +137,7 @@ class RankIndependence:
         """Returns the resources that ops with unknown effects take."""
         resources = set()
         for node in self._graph.graph_def.node:
-            if node.op in variables_lib.READS or node.op in _PASSES_RESOURCE_ON or _is_assignment(node):
+            if node.op in variables.READS or node.op in _PASSES_RESOURCE_ON or _is_assignment(node):
                 continue
             for tensor in self._graph.inputs(node):
                 source = self._resource(tensor)

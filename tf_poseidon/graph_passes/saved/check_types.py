@@ -20,7 +20,7 @@ from tensorflow.core.framework import tensor_shape_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes.graph import functions as functions_lib
+from tf_poseidon.graph_passes.graph import functions
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import node_writer
@@ -39,7 +39,7 @@ _MAX_RANK = 254
 _MAX_ELEMENTS = 1 << 31  # of a constant; a file of fewer bytes can declare more
 
 
-def check_types(graph_def: graph_pb2.GraphDef, library: functions_lib.Library) -> None:
+def check_types(graph_def: graph_pb2.GraphDef, library: functions.Library) -> None:
     """Raises PoseidonError unless TensorFlow can read every node.
 
     Args:
@@ -53,7 +53,7 @@ def check_types(graph_def: graph_pb2.GraphDef, library: functions_lib.Library) -
                              "nodes; rename it.")
         op_def = library.op_def(node)
         for attr in op_def.attr:
-            _check_attribute(node, attr, functions_lib.attribute(node, op_def, attr.name))
+            _check_attribute(node, attr, functions.attribute(node, op_def, attr.name))
         if node.op == "Const":
             _check_constant(node)
         elif node.op in frames_lib.ENTERS:
@@ -116,17 +116,17 @@ def _check_constant(node: node_def_pb2.NodeDef) -> None:
         raise GraphError(f"{where} has {math.prod(sizes):,} elements, expected at most {_MAX_ELEMENTS:,}.")
 
 
-def _check_calls(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, library: functions_lib.Library) -> None:
+def _check_calls(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, library: functions.Library) -> None:
     for attributes, takes, gives in _CALLS.get(node.op, ()):
         for attribute in attributes:
-            value = functions_lib.attribute(node, op_def, attribute)
+            value = functions.attribute(node, op_def, attribute)
             for function in [value.func] if value.HasField("func") else value.list.func:
                 _check_call(node, library.body(function.name), *(
-                    None if key is None else list(functions_lib.attribute(node, op_def, key).list.type)
+                    None if key is None else list(functions.attribute(node, op_def, key).list.type)
                     for key in (takes, gives)))
 
 
-def _check_call(node: node_def_pb2.NodeDef, body: functions_lib.FunctionBody,
+def _check_call(node: node_def_pb2.NodeDef, body: functions.FunctionBody,
                 takes: list[int] | None, gives: list[int] | None) -> None:
     """Checks the types that a function takes and returns; None stands for one tensor of any type."""
     arguments, returns = [dtype for _, dtype in body.arguments], [dtype for *_, dtype in body.returns]
@@ -161,7 +161,7 @@ def _check_name_of_loop(node: node_def_pb2.NodeDef) -> None:
     """Refuses loops whose names are not valid for nodes: nodes that are written for a loop are named after it."""
     name = node.attr["frame_name"].s
     try:
-        is_name = bool(functions_lib.NAME.fullmatch(name.decode()))
+        is_name = bool(functions.NAME.fullmatch(name.decode()))
     except UnicodeDecodeError:
         is_name = False
     if not is_name:
@@ -180,11 +180,11 @@ def _types(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef,
     types_of_arguments = []
     for argument in arguments:
         if argument.type_list_attr:
-            types = functions_lib.attribute(node, op_def, argument.type_list_attr).list.type
+            types = functions.attribute(node, op_def, argument.type_list_attr).list.type
         else:
-            types = [argument.type or functions_lib.attribute(node, op_def, argument.type_attr).type]
+            types = [argument.type or functions.attribute(node, op_def, argument.type_attr).type]
             if argument.number_attr:
-                types *= functions_lib.number_of(node, op_def, argument.number_attr)
+                types *= functions.number_of(node, op_def, argument.number_attr)
         types_of_arguments += [dtype + _REFERENCE if argument.is_ref else dtype for dtype in types]
     return types_of_arguments
 

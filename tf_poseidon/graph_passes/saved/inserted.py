@@ -18,10 +18,10 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find import training_step as step_lib
-from tf_poseidon.graph_passes.graph import functions as functions_lib
+from tf_poseidon.graph_passes.graph import functions
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
-from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition import frames
 
 # Prefixes of the names of ops that an original does not have.
 _INSERTED = ("Poseidon", "SufficientFactor", "Horovod")
@@ -157,7 +157,7 @@ def _leading_to(bodies: Mapping[str, Sequence[node_def_pb2.NodeDef]]) -> set[str
     callers = collections.defaultdict(list)
     for function, nodes in bodies.items():
         for node in nodes:
-            for called in functions_lib.called(node):
+            for called in functions.called(node):
                 callers[called].append(function)
     queue, leading = [function for function, nodes in bodies.items() if function and _is_step(nodes)], set()
     while queue:
@@ -190,7 +190,7 @@ def _part_of_step(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -
     targets = [name for name in map(bytes.decode, agree.attr[_TARGETS].list.s) if name in original_nodes]
     inserted = {node.name for node in rewritten.node
                 if node.name not in original_nodes and provenance.of(node) is not None}
-    return inserted | frames_lib.needed(original_nodes, targets, frames_lib.find_frames(graph_lib.in_order(original)))
+    return inserted | frames.needed(original_nodes, targets, frames.find_frames(graph_lib.in_order(original)))
 
 
 def _line(node: node_def_pb2.NodeDef | None) -> str:

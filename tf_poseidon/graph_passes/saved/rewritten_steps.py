@@ -31,8 +31,8 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import inline
-from tf_poseidon.graph_passes.partition import partitioner as partition_lib
-from tf_poseidon.graph_passes.partition import report as report_lib
+from tf_poseidon.graph_passes.partition import partitioner
+from tf_poseidon.graph_passes.partition import report
 from tf_poseidon.graph_passes.saved import check_types
 from tf_poseidon.graph_passes.saved import inputs as inputs_lib
 from tf_poseidon.graph_passes.saved import inserted
@@ -86,7 +86,7 @@ class RewrittenStep:
 
     inputs: tuple[inputs_lib.Input, ...]
     plan: planning.Plan
-    exchanges: report_lib.PartitionReport
+    exchanges: report.PartitionReport
 
     def __str__(self) -> str:
         inputs = tables.aligned([(entry.name, entry.text()) for entry in self.inputs], left=(0, 1), indent="  ")
@@ -181,7 +181,7 @@ def _rewrite_function(result: graph_pb2.GraphDef, library: functions_lib.Library
     flat = inline.inline(marked, [*returned.values(), *controls, *(argument for argument, _ in body.arguments)])
     fetches = list(dict.fromkeys(map(_full, returned.values())))
     paths = {argument: given.source for argument, given in by_name.items()}
-    partitioned = partition_lib.partition(flat, fetches, options.add_shapes, paths, rows=options.global_rows)
+    partitioned = partitioner.partition(flat, fetches, options.add_shapes, paths, rows=options.global_rows)
     partitioned, agree = _with_comparison(_renamed_sites(partitioned, name, taken), inputs, options)
     planned, plan = _planned(partitioned, options)
     whole = dict(zip(fetches, partitioned.fetches))
@@ -285,7 +285,7 @@ def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, ta
     outside = [node.name for node in needed if frames[node.name] == frames_lib.ROOT]
     fetches = [target for target in dict.fromkeys(targets)
                if _num_outputs(library, main.nodes[_node_of_target(library, target)])]
-    partitioned = partition_lib.partition(flat, fetches, options.add_shapes, kept=outside, rows=options.global_rows)
+    partitioned = partitioner.partition(flat, fetches, options.add_shapes, kept=outside, rows=options.global_rows)
     partitioned, _ = _with_comparison(_renamed_sites(partitioned, "", taken), inputs, options)
     planned, plan = _planned(partitioned, options)
     placeholders = {node.name: type(node).FromString(node.SerializeToString()) for node in needed
@@ -353,8 +353,8 @@ def _full(tensor: str) -> str:
     return tensor if ":" in tensor else f"{tensor}:0"
 
 
-def _renamed_sites(partitioned: partition_lib.PartitionedGraph, name: str,
-                   taken: set[str]) -> partition_lib.PartitionedGraph:
+def _renamed_sites(partitioned: partitioner.PartitionedGraph, name: str,
+                   taken: set[str]) -> partitioner.PartitionedGraph:
     """Prefixes sites with the step's name if another step has sites of the same name."""
     new = {exchange.site: f"{name}/{exchange.site}" for exchange in partitioned.report.exchanges
            if exchange.site in taken}
@@ -373,8 +373,8 @@ def _renamed_sites(partitioned: partition_lib.PartitionedGraph, name: str,
                                report=dataclasses.replace(partitioned.report, exchanges=exchanges))
 
 
-def _with_comparison(partitioned: partition_lib.PartitionedGraph, inputs: Sequence[inputs_lib.Input],
-                     options: RewriteOptions) -> tuple[partition_lib.PartitionedGraph, list[str]]:
+def _with_comparison(partitioned: partitioner.PartitionedGraph, inputs: Sequence[inputs_lib.Input],
+                     options: RewriteOptions) -> tuple[partitioner.PartitionedGraph, list[str]]:
     """Adds nodes by which ranks compare their graphs and inputs before anything is cut into rows.
 
     Returns:
@@ -399,7 +399,7 @@ def _with_comparison(partitioned: partition_lib.PartitionedGraph, inputs: Sequen
         names = {name.decode() for name in part.attr["names"].list.s}
         part.input.append(f"^{agree}")
         own = [entry for entry in inputs if not entry.is_read and (entry.name in names or not entry.is_fed_alone)]
-        if own and part.name != partition_lib.OF_NO_ROWS:
+        if own and part.name != partitioner.OF_NO_ROWS:
             part.input.append(compare(i, own))
     passed_on = {}
     for i, entry in enumerate(inputs):
@@ -416,7 +416,7 @@ def _with_comparison(partitioned: partition_lib.PartitionedGraph, inputs: Sequen
     return dataclasses.replace(partitioned, graph_def=result), [agree, *compared]
 
 
-def _planned(partitioned: partition_lib.PartitionedGraph,
+def _planned(partitioned: partitioner.PartitionedGraph,
              options: RewriteOptions) -> tuple[graph_pb2.GraphDef, planning.Plan]:
     """Returns (GraphDef, plan): the partitioned graph, rewritten so that its sums travel as planned."""
     options.progress("recognising factors and planning")

@@ -13,7 +13,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes import passes
-from tf_poseidon.graph_passes import plan_sites as plan_lib
+from tf_poseidon.graph_passes import plan_sites
 from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import check
@@ -36,13 +36,13 @@ class Write(passes.Pass):
     def requires(self, training: passes.TrainingGraph) -> str:
         if training.plan is None:
             return "there is no plan"
-        decided = {decision.site for decision in plan_lib.of_all_steps(training).decisions}
+        decided = {decision.site for decision in plan_sites.of_all_steps(training).decisions}
         missing = {marker.site for marker in training.markers} - decided
         return f"the plan decides nothing about '{min(missing)}'" if missing else ""
 
     def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
         assert training.plan is not None
-        plan = plan_lib.of_all_steps(training)
+        plan = plan_sites.of_all_steps(training)
         rewritten = rewrite(PlannedGraph.of(dataclasses.replace(training, plan=plan)), self._writer)
         for agree in training_step.nodes_of(rewritten):
             agree.attr["plan"].s = training.plan.agreement_text().encode()
