@@ -8,7 +8,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Marker:
-    """Where a gradient is synchronised.
+    """Where a gradient is synchronised, or another summand like one.
 
     Attributes:
         site: Name of the site.
