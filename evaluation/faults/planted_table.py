@@ -96,9 +96,10 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
                 "if state == OWN or self._found.frames[graph_lib.node_of(tensor)] != self._home:", "if state == OWN:"),
     ),
     "loops over rows": (
-        Planted("loops over rows of several inputs are taken apart", f"{_PARTITION}/propagate/row_loops.py",
+        Planted("loops over rows of several inputs are taken apart",
+                f"{_PARTITION}/row_loops/loop_outcomes.py",
                 "if len(rows_nodes) != 1 or not any(", "if not any(", was="184daaa"),
-        Planted("a count that begins at any number is one of rows", f"{_PARTITION}/propagate/row_loops.py",
+        Planted("a count that begins at any number is one of rows", f"{_PARTITION}/row_loops/loop_reader.py",
                 "begin.dtype.kind != \"i\" or begin or added.op", "begin.dtype.kind != \"i\" or added.op"),
     ),
     "planner": (
@@ -235,7 +236,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
         Planted("callers of a rewritten function stay stateless", "graph_passes/saved/rewritten_steps.py",
                 "            _make_stateful(graph_def, body.signature.name)\n", "            pass\n"),
         Planted("an iterator's output may be of any type", "graph_passes/saved/inputs.py",
-                "                if dtype not in propagation.GATHERED:", "                if False:"),
+                "                if dtype not in states.GATHERED:", "                if False:"),
         Planted("verify accepts what is not finite", "tf_poseidon/base/rounding.py",
                 "    if not np.array_equal(np.isfinite(value), np.isfinite(wanted)):\n        return np.inf\n", ""),
         Planted("verify accepts other bits on other ranks", "tf_poseidon/saved_graphs/verification.py",

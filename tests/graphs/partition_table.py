@@ -15,7 +15,7 @@ from tf_poseidon import grappler
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition.propagate import dividing
-from tf_poseidon.graph_passes.partition.propagate import row_loops
+from tf_poseidon.graph_passes.partition.row_loops import loop_outcomes
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 from tf_poseidon.job import communicator
 
@@ -151,7 +151,7 @@ class Batch:
         """Returns (the `Propagated` states, the partitioned GraphDef, the fetches in it by case)."""
         with mock.patch.object(dividing, "_OPERATIONS_PER_BYTE", 0):  # graphs are small
             propagated = dividing.propagate(
-                self.sizes, row_loops=row_loops.outcomes(self.sizes, sum(self.fetches, [])))
+                self.sizes, row_loops=loop_outcomes.find(self.sizes, sum(self.fetches, [])))
         with (mock.patch.object(graph_sizes, "Sizes", lambda *_: self.sizes),
               mock.patch.object(dividing, "propagate", lambda *_: propagated)):
             partitioned = partition_lib.partition(self.flat, sum(self.fetches, []), None)

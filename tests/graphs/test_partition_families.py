@@ -24,7 +24,7 @@ from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition.propagate import dividing
 from tf_poseidon.graph_passes.partition.propagate import propagation
-from tf_poseidon.graph_passes.partition.propagate import row_loops
+from tf_poseidon.graph_passes.partition.row_loops import loop_outcomes
 from tf_poseidon.graph_passes.partition.rules import gathering
 from tf_poseidon.graph_passes.partition.rules import lists
 from tf_poseidon.graph_passes.partition.rules import normalisation
@@ -57,7 +57,7 @@ def test_states_do_not_depend_on_the_order_of_nodes():
 
     def states(graph_def):
         sizes = graph_sizes.Sizes(graph_def, grappler.add_shapes)
-        propagated = dividing.propagate(sizes, fetches=fetches, row_loops=row_loops.outcomes(sizes, fetches))
+        propagated = dividing.propagate(sizes, fetches=fetches, row_loops=loop_outcomes.find(sizes, fetches))
         return propagated.states, {name: (outcome.takes, outcome.gives)
                                    for name, outcome in propagated.outcomes.items()}
 

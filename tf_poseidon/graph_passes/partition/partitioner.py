@@ -28,7 +28,7 @@ from tf_poseidon.graph_passes.partition.emit import row_parts
 from tf_poseidon.graph_passes.partition.propagate import dividing
 from tf_poseidon.graph_passes.partition.propagate import held_summands
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
-from tf_poseidon.graph_passes.partition.propagate import row_loops
+from tf_poseidon.graph_passes.partition.row_loops import loop_outcomes
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 
 # The PoseidonPart of nodes that depend on no rows.
@@ -82,7 +82,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     """
     graph_def = batches.together(graph_def, fetches, add_shapes)
     sizes = graph_sizes.Sizes(graph_def, add_shapes, rows)
-    loops = row_loops.outcomes(sizes, (*fetches, *kept))
+    loops = loop_outcomes.find(sizes, (*fetches, *kept))
     needed = [fetch for fetch in fetches if fetch not in own]
     summands, given = frozenset(summands) | held_summands.candidates(sizes.graph, candidates), frozenset(summands)
     while True:

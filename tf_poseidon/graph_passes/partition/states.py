@@ -7,6 +7,8 @@ Tests: tests/graphs/test_partition.py.
 
 import dataclasses
 
+from tensorflow.core.framework import types_pb2
+
 
 @dataclasses.dataclass(frozen=True, eq=False)  # most tensors are WHOLE, the only instance, so comparison is fast
 class Whole:
@@ -64,3 +66,8 @@ State = Whole | Rows | Partial | Own
 
 # Reductions for which the one-process value, on all ranks, is a valid summand.
 IDEMPOTENT = ("max", "min", "all", "any")
+# The types whose rows can become whole: those that PoseidonAllGather takes.
+GATHERED = frozenset((
+    types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT8,
+    types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_UINT8, types_pb2.DT_UINT16,
+    types_pb2.DT_UINT32, types_pb2.DT_UINT64, types_pb2.DT_BOOL, types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128))

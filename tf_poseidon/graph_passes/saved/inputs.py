@@ -18,7 +18,7 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import tensors
-from tf_poseidon.graph_passes.partition.propagate import propagation
+from tf_poseidon.graph_passes.partition import states
 from tf_poseidon.graph_passes.partition.rules import sources
 
 ROWS, SAME = "rows", "same"
@@ -77,7 +77,7 @@ def of_main(graph_def: graph_pb2.GraphDef) -> list[Input]:
         elif node.op in sources.READERS:
             shapes = node.attr["output_shapes"].list.shape
             for i, dtype in enumerate(tensors.types_of_outputs(node)):
-                if dtype not in propagation.GATHERED:
+                if dtype not in states.GATHERED:
                     raise GraphError(
                         f"Node '{node.name}', a {node.op}, returns {types_pb2.DataType.Name(dtype)[3:].lower()}s, "
                         "which rank 0 cannot send to the other ranks; let it return numbers, or feed the step.")

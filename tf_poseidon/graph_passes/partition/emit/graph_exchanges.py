@@ -32,7 +32,7 @@ from tf_poseidon.graph_passes.partition.emit.written_graph import split
 from tf_poseidon.graph_passes.partition.emit.written_graph import transposed
 from tf_poseidon.graph_passes.partition.emit.written_graph import WrittenGraph
 from tf_poseidon.graph_passes.partition.node_writer import HOST
-from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
+from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -92,7 +92,7 @@ class GraphExchanges:
 
     def gathered(self, value: str, state: Rows, dtype: int, prefix: str, place: frames_lib.Place, name: str) -> str:
         """Gathers the rows of all ranks."""
-        if dtype not in propagate_lib.GATHERED:
+        if dtype not in GATHERED:
             raise GraphError(f"The rows of '{name}' have a type that cannot be gathered, "
                              f"{types_pb2.DataType.Name(dtype)}; it must be computed from whole inputs.")
         exchange = self._exchange("rows", name, self._written.constant_shape(name), dtype, place.frame)

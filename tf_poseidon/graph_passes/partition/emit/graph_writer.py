@@ -29,6 +29,7 @@ from tf_poseidon.graph_passes.partition.propagate import propagation as propagat
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 from tf_poseidon.graph_passes.partition.sizes.poseidon_rows import ROWS
+from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -121,7 +122,7 @@ class GraphWriter:
     def _own_fetches(self, fetches: Iterable[str]) -> frozenset[str]:
         """Returns those of some tensors of which each rank alone has rows, which one after the other are all."""
         return frozenset(fetch for fetch in fetches if self._written.computed_state(fetch) == Rows(0)
-                         and self._written.dtype_of(fetch) in propagate_lib.GATHERED
+                         and self._written.dtype_of(fetch) in GATHERED
                          and not self._conversions.is_available(fetch))
 
     def _shown(self, name: str) -> list[str] | None:
@@ -133,7 +134,7 @@ class GraphWriter:
         for tensor in outputs:
             node, state = self._graph.node(tensor), self._written.computed_state(tensor)
             dtype = tensors.dtype_of(node, graph_lib.output_of(tensor))
-            can_be_gathered = dtype in propagate_lib.GATHERED and state != OWN and not (
+            can_be_gathered = dtype in GATHERED and state != OWN and not (
                 isinstance(state, Rows) and state.dimension and self._sizes.shape(tensor) is None)
             if state != WHOLE and not can_be_gathered and not self._conversions.is_available(tensor):
                 return None

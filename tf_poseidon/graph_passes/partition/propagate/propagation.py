@@ -17,7 +17,6 @@ from collections.abc import Set
 import dataclasses
 
 from tensorflow.core.framework import node_def_pb2
-from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
@@ -35,6 +34,7 @@ from tf_poseidon.graph_passes.partition.rules import blocks
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
+from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import OWN
@@ -49,11 +49,6 @@ _BACK = ("NextIteration", "RefNextIteration")
 HANDS_OVER = (*_BACK, *frames_lib.ENTERS)
 # Ops that are examined even if all their inputs are whole.
 _SPECIAL = frozenset((*rules.ALWAYS, *MERGES, *HANDS_OVER))
-# The types that PoseidonAllGather takes.
-GATHERED = frozenset((
-    types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT8,
-    types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_UINT8, types_pb2.DT_UINT16,
-    types_pb2.DT_UINT32, types_pb2.DT_UINT64, types_pb2.DT_BOOL, types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128))
 # Prefixes of the names of ops that update variables.
 UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "Apply", "SparseApply", "ScatterAdd",
            "ScatterSub", "ScatterUpdate", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax")
@@ -99,7 +94,7 @@ class Propagation:
             sizes: The `Sizes` of the graph.
             summands: Names of the nodes from which the resources of variables that hold summands come.
             dividing: By name of a node, how it runs if all its inputs are whole; by default all such nodes run whole.
-            row_loops: By name of a node, how it runs for a loop over rows, see row_loops.py.
+            row_loops: By name of a node, how it runs for a loop over rows, see row_loops/.
         """
         self._sizes = sizes
         self._dividing = dividing or {}
