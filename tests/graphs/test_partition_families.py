@@ -18,12 +18,11 @@ import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
 from tf_poseidon import grappler
-from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition.propagate import dividing
-from tf_poseidon.graph_passes.partition.propagate import propagation
+from tf_poseidon.graph_passes.partition.propagate import facts
 from tf_poseidon.graph_passes.partition.row_loops import loop_outcomes
 from tf_poseidon.graph_passes.partition.rules import gathering
 from tf_poseidon.graph_passes.partition.rules import lists
@@ -32,6 +31,9 @@ from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.partition.rules import stores
 from tf_poseidon.graph_passes.partition.rules import windows
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
 
 FAMILIES = (windows, gathering, lists, stores, normalisation)
 _CASES_OF_A_GRAPH = 30
@@ -66,11 +68,15 @@ def test_states_do_not_depend_on_the_order_of_nodes():
     assert states(graph_lib.with_nodes(batch.flat, nodes)) == states(batch.flat)
 
 
-def test_states_that_never_settle_are_refused(monkeypatch):
-    batch = partition_table.Batch(partition_cases.CONTROL)
-    monkeypatch.setattr(propagation.Propagation, "_pass", lambda self: True)
-    with pytest.raises(GraphError, match=r"change in each of \d+ passes over it, expected to settle"):
-        dividing.propagate(batch.sizes)
+@pytest.mark.parametrize("seen, expected, height", [
+    ([None, None], None, 0), ([None, Rows(0), Rows(0)], Rows(0), 1), ([SUM, None], WHOLE, 2),
+    ([SUM, Rows(0), SUM], WHOLE, 2), ([WHOLE, SUM], WHOLE, 2)])
+def test_what_tensors_agree_on_only_rises(seen, expected, height):
+    agreed, heights = facts.AgreedStates(), []
+    for state in seen:
+        agreed.see("loop", state)
+        heights.append(agreed.height)
+    assert agreed.get("loop") == expected and heights[-1] == height and heights == sorted(heights)
 
 
 # ---- random numbers ---------------------------------------------------------------------------------------------

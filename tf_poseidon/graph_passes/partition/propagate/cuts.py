@@ -29,6 +29,7 @@ from tf_poseidon.graph_passes.graph.tensors import tensor_of
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.containers import tensor_lists as lists_lib
+from tf_poseidon.graph_passes.partition.propagate import loop_merges
 from tf_poseidon.graph_passes.partition.propagate import minimum_cut
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.propagate.propagation import Propagated
@@ -142,7 +143,7 @@ class _Network:
                     cost = gathered
             if made_of:
                 self._edges[made_of[0]].setdefault(tensor, cost)
-            elif node.op not in propagate_lib.HANDS_OVER:  # it is no whole value that a loop begins with
+            elif node.op not in loop_merges.HANDS_OVER:  # it is no whole value that a loop begins with
                 self._sources.setdefault(tensor, cost)
             for source in made_of:
                 self._edges[tensor][source] = _NEVER
@@ -159,7 +160,7 @@ class _Network:
             other_bytes: The bytes by another way, None if there is no other.
         """
         node, shape = self._graph.node(tensor), self._sizes.likely_shape(tensor)
-        if shape is None or node.op in propagate_lib.MERGES or self._is_list(tensor):
+        if shape is None or node.op in loop_merges.MERGES or self._is_list(tensor):
             return _UNKNOWN
         num_bytes = itemsize * math.prod(shape)
         if other_bytes is not None:
