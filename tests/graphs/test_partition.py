@@ -208,6 +208,15 @@ def test_tensors_are_exchanged_where_they_are(dtype, device, monkeypatch):
     assert exchanges == {"PoseidonAllGather": device, "PoseidonSync": device}
 
 
+def test_ranks_keep_their_rows_of_what_could_be_gathered():
+    with tf.Graph().as_default() as graph:
+        x, names = partitioning.rows(*(tf.compat.v1.placeholder(dtype, [None, 4]) for dtype in (tf.float32, tf.string)))
+        fetches = [tf.matmul(x, tf.ones((4, 4))).name, tf.strings.upper(names).name]
+    partitioned = partition_lib.partition(graph.as_graph_def(), fetches, grappler.add_shapes, own=fetches)
+    assert partitioned.own == {0}
+    assert not any(node.op == "PoseidonAllGather" for node in partitioned.graph_def.node)
+
+
 def test_twice_the_nodes_take_twice_the_time():
     assert _seconds_of_processor(40) < 3 * _seconds_of_processor(20)
 

@@ -161,7 +161,8 @@ def test_variables_hold_summands(step_of):
     with tf.compat.v1.Session(graph=graph) as session:
         expected = run(session, names, lambda feeds: feeds)
     flat = inline.inline(graph.as_graph_def(), names)
-    partitioned = partition_lib.partition(flat, names, grappler.add_shapes, summands=["total"])
+    partitioned = partition_lib.partition(flat, names, grappler.add_shapes,
+                                          partition_lib.KnownVariables(summands=["total"]))
     assert len(partitioned.report.exchanges) == STEPS[step_of] + 1, partitioned.report  # one to read it
     for size in partitioning.RANKS:
         communicator.use_ranks_for_ops(partitioning.job(size))
@@ -230,7 +231,8 @@ def test_results_are_taken_out(program):
     flat = inline.inline(graph.as_graph_def(), [*fetches, *updates, "x"])
     step, found = results.cut(flat, fetches, [*updates, "x"], names, set())
     left = [fetch for i, fetch in enumerate(fetches) if i not in found.fetches]
-    partitioned = partition_lib.partition(step, left, grappler.add_shapes, candidates=names)
+    partitioned = partition_lib.partition(step, left, grappler.add_shapes,
+                                          partition_lib.KnownVariables(candidates=names))
     outputs, held, exchanges = RESULTS[program]
     assert set(found.fetches) == outputs
     assert partitioned.summands == held
@@ -248,4 +250,4 @@ def test_an_op_that_needs_it_whole_is_refused():
     with pytest.raises(PoseidonError, match="Variable 'total' holds summands, but is expected whole by the "
                                             "ResourceApplyGradientDescent 'descent'"):
         partition_lib.partition(inline.inline(graph.as_graph_def(), [fetch, "descent"]), [fetch], grappler.add_shapes,
-                                summands=["total"])
+                                partition_lib.KnownVariables(summands=["total"]))

@@ -224,8 +224,9 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
                          "or scalars.")
     paths = {name: sites.variable_path(variable) for name, variable in variables.items()}
     partitioned = partitioner.partition(
-        graph_def, outputs, grappler.add_shapes, paths, rows=rows, summands=_named(variables, held),
-        candidates=_named(variables, candidates or ()), runs_whole=True, own=outputs if keeps_rows else ())
+        graph_def, outputs, grappler.add_shapes, partitioner.KnownVariables(
+            paths, summands=_named(variables, held), candidates=_named(variables, candidates or ())),
+        rows=rows, runs_whole=True, own=outputs if keeps_rows else ())
     if cut is None:
         return partitioned, None
     now = [variable for name, variable in variables.items() if name in partitioned.summands

@@ -8,7 +8,6 @@ Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_golden.py, te
 """
 
 from collections.abc import Collection
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -36,6 +35,21 @@ OF_NO_ROWS = row_parts.OF_NO_ROWS
 
 
 @dataclasses.dataclass(frozen=True)
+class KnownVariables:
+    """What is known about a graph's variables, by names of the nodes from which their resources come.
+
+    Attributes:
+        paths: The path of each variable; others are named after their node.
+        summands: Those that hold summands, see held_summands.py.
+        candidates: Those that hold summands if the graph needs none of them whole.
+    """
+
+    paths: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    summands: Collection[str] = ()
+    candidates: Collection[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class PartitionedGraph:
     """A partitioned graph.
 
@@ -56,8 +70,7 @@ class PartitionedGraph:
 
 @garbage.unsearched()
 def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes: graph_lib.AddShapes,
-              paths: Mapping[str, str] | None = None, kept: Sequence[str] = (), rows: int | None = None,
-              summands: Iterable[str] = (), candidates: Iterable[str] = (),
+              variables: KnownVariables = KnownVariables(), kept: Sequence[str] = (), rows: int | None = None,
               runs_whole: bool = False, own: Collection[str] = ()) -> PartitionedGraph:
     """Returns the `PartitionedGraph`.
 
@@ -65,15 +78,11 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
         graph_def: A flat GraphDef: calls are inlined, loops consist of Enter, Merge, Switch, NextIteration and Exit.
         fetches: Names of the tensors that are returned, whole unless they are in `own`.
         add_shapes: A function that infers shapes, such as `grappler.add_shapes`.
-        paths: The path of each variable, by the name of the node from which its resource comes; others are named after
-            their node.
+        variables: The `KnownVariables`.
         kept: Names of nodes outside loops whose outputs must be available whole under their names. Exchanges for them
             alone are not in the report: they happen only if they are read.
         rows: The usual number of rows of a batch, None if unknown. It decides what is cheaper, and must be the same on
             all ranks.
-        summands: Names of the nodes from which the resources of variables that hold summands come, see
-            held_summands.py.
-        candidates: The same of variables that hold summands if the graph needs none of them whole.
         runs_whole: Whether the whole graph runs in each step, as a function's does; small sums then travel together.
         own: Those of the fetches of which each rank's own rows suffice.
 
@@ -84,7 +93,8 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     sizes = graph_sizes.Sizes(graph_def, add_shapes, rows)
     loops = loop_outcomes.find(sizes, (*fetches, *kept))
     needed = [fetch for fetch in fetches if fetch not in own]
-    summands, given = frozenset(summands) | held_summands.candidates(sizes.graph, candidates), frozenset(summands)
+    given = frozenset(variables.summands)
+    summands = given | held_summands.candidates(sizes.graph, variables.candidates)
     while True:
         propagated = dividing.propagate(sizes, summands, needed, kept, loops)
         # What is no rows becomes whole, so that its exchange counts.
@@ -96,7 +106,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
         if not whole:
             break
         summands -= whole
-    writer = graph_writer.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, paths or {}))
+    writer = graph_writer.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, variables.paths))
     nodes, fetched, of_rows = writer.write(fetches, kept, own)
     for node in nodes:
         if "_output_shapes" in node.attr:

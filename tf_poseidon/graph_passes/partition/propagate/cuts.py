@@ -117,8 +117,8 @@ class _Network:
             elif given or takes is not None and outcome.gives:  # variables that hold summands take them as they are
                 taken.append(tensor)
         for tensor in given:
-            own = [inputs[graph_lib.output_of(tensor)]] if node.op == "IdentityN" else taken
-            self._made_of[tensor] = list(dict.fromkeys(own))
+            made_of = [inputs[graph_lib.output_of(tensor)]] if node.op == "IdentityN" else taken
+            self._made_of[tensor] = list(dict.fromkeys(made_of))
         if node.op == "IdentityN":
             return
         for tensor in taken[1:]:
