@@ -84,7 +84,7 @@ class Propagation:
         held = held_lib.outcomes(self._prepared.graph, self._prepared.ordered, frozenset(summands))
         # Loops over rows read no variable that holds summands.
         row_loops = {} if (row_loops or {}).keys() & held.keys() else row_loops or {}
-        self._given = _GivenOutcomes(held, row_loops, dividing or {})
+        self._fixed = _FixedOutcomes(held, row_loops, dividing or {})
         self._rules = _CachedRules(self._prepared)
 
     def run(self, whole: Set[str] = frozenset(), run_whole: Set[str] = frozenset()) -> Propagated:
@@ -94,14 +94,14 @@ class Propagation:
             whole: Names of summands that become whole earlier.
             run_whole: Names of nodes that run whole, on inputs that are gathered.
         """
-        given, with_blocks = self._given, True
+        fixed, with_blocks = self._fixed, True
         while True:
-            search = _Search(self._prepared, self._rules, given, Facts(set(run_whole), set(whole)), with_blocks)
+            search = _Search(self._prepared, self._rules, fixed, Facts(set(run_whole), set(whole)), with_blocks)
             propagated = search.run()
             # A rank's own rows are in no order of one process, and contiguous: if blocks became own, as in a batch
             # normalisation that is not synchronised, they would be gathered where they are widest.
-            if given.row_loops and search.has_own_rows_in_loops():
-                given = dataclasses.replace(given, row_loops={})
+            if fixed.row_loops and search.has_own_rows_in_loops():
+                fixed = dataclasses.replace(fixed, row_loops={})
             elif with_blocks and search.has_own_blocks():
                 with_blocks = False
             else:
@@ -109,7 +109,7 @@ class Propagation:
 
 
 @dataclasses.dataclass(frozen=True)
-class _GivenOutcomes:
+class _FixedOutcomes:
     """How nodes run whatever the states of their inputs are, by name.
 
     Attributes:
@@ -124,7 +124,7 @@ class _GivenOutcomes:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Given:
+class _RuleArguments:
     """What may differ in each pass for the same node: see `Case`, and `rules.applied`."""
 
     states: tuple[State, ...]
@@ -138,9 +138,9 @@ class _CachedRules:
 
     def __init__(self, prepared: PreparedGraph) -> None:
         self._prepared = prepared
-        self._last: dict[str, tuple[_Given, Outcome | None]] = {}
+        self._last: dict[str, tuple[_RuleArguments, Outcome | None]] = {}
 
-    def applied(self, node: node_def_pb2.NodeDef, given: _Given) -> Outcome | None:
+    def applied(self, node: node_def_pb2.NodeDef, given: _RuleArguments) -> Outcome | None:
         """Returns the result of an op's rule; None if it has no rule, or none for this case."""
         last, outcome = self._last.get(node.name, (None, None))
         if last != given:
@@ -154,9 +154,9 @@ class _CachedRules:
 class _Search:
     """Passes over a graph until its states are those that its facts require."""
 
-    def __init__(self, prepared: PreparedGraph, cached_rules: _CachedRules, given: _GivenOutcomes, facts: Facts,
+    def __init__(self, prepared: PreparedGraph, cached_rules: _CachedRules, fixed: _FixedOutcomes, facts: Facts,
                  with_blocks: bool) -> None:
-        self._prepared, self._rules, self._given, self._facts = prepared, cached_rules, given, facts
+        self._prepared, self._rules, self._fixed, self._facts = prepared, cached_rules, fixed, facts
         self._with_blocks = with_blocks
         self._convertible = ConvertibleStates(prepared, facts.lists)
         self._merges = LoopMerges(prepared, self._convertible, facts.loops)
@@ -182,7 +182,7 @@ class _Search:
     def has_own_rows_in_loops(self) -> bool:
         """Whether loops over rows read what a rank has computed from its own rows."""
         return any(takes not in (None, OWN) and self._seen(tensor) == OWN
-                   for name, outcome in self._given.row_loops.items()
+                   for name, outcome in self._fixed.row_loops.items()
                    for tensor, takes in zip(self._prepared.inputs[name], outcome.takes))
 
     def has_own_blocks(self) -> bool:
@@ -206,8 +206,8 @@ class _Search:
         for node in self._prepared.ordered:
             if self._is_whole(node):
                 outcome = self._prepared.whole[node.name]
-                if node.name in self._given.dividing and node.name not in self._facts.whole_nodes:
-                    outcome = self._given.dividing[node.name]
+                if node.name in self._fixed.dividing and node.name not in self._facts.whole_nodes:
+                    outcome = self._fixed.dividing[node.name]
                     self._states[node.name] = outcome.gives[0]
                 self._outcomes[node.name] = outcome
                 continue
@@ -216,7 +216,9 @@ class _Search:
             self._outcomes[node.name] = outcome
             for i, state in enumerate(outcome.gives):
                 self._states[tensors.tensor_of(node.name, i)] = state
-        needed = set().union(*map(self._note_needs, concerned))
+        needed = set[str]()
+        for node in concerned:
+            needed |= self._note_needs(node)
         stored = self._prepared.stores.states(self._seen)
         for store in self._prepared.stores.all:
             self._facts.stores.see(store, stored.get(store))
@@ -228,21 +230,21 @@ class _Search:
 
     def _is_whole(self, node: node_def_pb2.NodeDef) -> bool:
         """Whether a node runs whole because all its inputs are."""
-        return (node.op not in _SPECIAL and node.name not in self._given.row_loops and node.name not in self._given.held
+        return (node.op not in _SPECIAL and node.name not in self._fixed.row_loops and node.name not in self._fixed.held
                 and all(self._seen(tensor) == WHOLE for tensor in self._prepared.inputs[node.name]))
 
     def _outcome(self, node: node_def_pb2.NodeDef) -> Outcome:
         """Returns how a node runs in this pass."""
-        if node.name in self._given.row_loops:
-            return self._given.row_loops[node.name]
+        if node.name in self._fixed.row_loops:
+            return self._fixed.row_loops[node.name]
         if node.op in MERGES:
             if node.name in self._facts.whole_nodes:
                 self._facts.loops.agree(node.name, WHOLE)
             return self._merges.merged(node, self._seen)
         if self._merges.fed_by(node):
             return self._merges.handed_over(node, self._seen)
-        if node.name in self._given.held:
-            return self._given.held[node.name]
+        if node.name in self._fixed.held:
+            return self._fixed.held[node.name]
         states = tuple(map(self._seen, self._prepared.inputs[node.name]))
         if OWN in states and node.op != own_lib.ENDS:
             return (own_lib.outcome(node, states, self._prepared.num_outputs(node.name))
@@ -260,7 +262,7 @@ class _Search:
             return None  # it leaves the loop that has the rows
         wish = self._facts.lists.get(node.name)
         stored = WHOLE if store is None else self._facts.stores.get(store)
-        outcome = self._rules.applied(node, _Given(states, wish, stored, self._with_blocks))
+        outcome = self._rules.applied(node, _RuleArguments(states, wish, stored, self._with_blocks))
         if outcome and not self._convertible.can_be_taken(self._prepared.inputs[node.name], states, outcome):
             outcome = None
         if wish not in (None, WHOLE) and (outcome is None or outcome.gives[0] != wish):
@@ -287,7 +289,7 @@ class _Search:
             state = self._seen(tensor)
             if self._prepared.is_list(tensor):
                 wish = outcome.wishes.get(i, takes if takes != state else None)
-                if takes == WHOLE and node.name not in self._given.row_loops and self._merges.may_change(node):
+                if takes == WHOLE and node.name not in self._fixed.row_loops and self._merges.may_change(node):
                     wish = None  # it may still get the state of the other rounds
                 if wish is not None and (wish != state or state == WHOLE):
                     for origin in self._prepared.lists.origins(tensor):
@@ -297,6 +299,6 @@ class _Search:
             elif takes not in (None, state) and isinstance(state, Rows) and not self._convertible.can_be_gathered(
                     tensor, state):
                 self._facts.whole_nodes.add(graph_lib.node_of(tensor))
-        if node.op in MERGES and node.name not in self._given.row_loops:
+        if node.op in MERGES and node.name not in self._fixed.row_loops:
             self._merges.note(node, self._seen)
         return needed
