@@ -35,31 +35,24 @@ class Work:
         for name in ("operations", "seconds", "rebuild_seconds_per_operation"):
             _check_at_least_0(name, getattr(self, name), is_more=True)
 
-    def ready_seconds(self, operations):
-        """Returns when so many operations are done, in seconds after the start of the step."""
+    def seconds_at(self, operations):
+        """Returns when so many operations are done, in seconds of computing after the start of the step."""
         return min(operations / self.operations, 1.0) * self.seconds
 
     @functools.cached_property
     def forward_seconds(self):
-        return min([self.seconds / 3,
-                    *(self.ready_seconds(s.operations) for s in self.sites if not s.is_waited_for)])
+        return min([self.seconds / 3, *(self.seconds_at(s.operations) for s in self.sites if not s.is_waited_for)])
 
-    def needed(self, what):
-        """Returns how many operations of the next step precede the need of an exchange, infinity if none needs it.
+    def needed(self, site):
+        """Returns how many operations of the next step precede the need of a gradient, None if it does not need it.
 
         If no site says so, the forward pass is the mirror image of backpropagation.
         """
-        if not isinstance(what, planning.Site):
-            return math.inf
-        if any(site.needed is not None for site in self.sites):
-            return math.inf if what.needed is None else what.needed
+        if any(other.needed is not None for other in self.sites):
+            return site.needed
         backward = self.seconds - self.forward_seconds
-        share = (self.seconds - self.ready_seconds(what.operations)) / backward
+        share = (self.seconds - self.seconds_at(site.operations)) / backward
         return self.forward_seconds / self.seconds * self.operations * share
-
-    def needed_seconds(self, what):
-        """Returns the same in seconds of computing."""
-        return self.needed(what) / self.operations * self.seconds
 
 
 @dataclasses.dataclass(frozen=True)

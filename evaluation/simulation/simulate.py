@@ -133,27 +133,22 @@ def trace(results):
 
     Overlapping events of a row get separate lines.
     """
-    found, processes, rows = [], {}, {}
-
-    def number(what, known, **of):
-        if what not in known:
-            known[what] = len(known) + 1
-            found.append({"name": "thread_name" if "tid" in of else "process_name", "ph": "M",
-                          **of, **({"tid": known[what]} if "tid" in of else {"pid": known[what]})})
-        return known[what]
-
+    events, processes, rows = [], {}, {}
     for title, result in results:
         free = {}  # (node, row) -> when each of its lines becomes free
         for event in result.events:
             lines = free.setdefault((event.node, event.row), [])
             line = next((i for i, end in enumerate(lines) if end <= event.begin), len(lines))
             lines[line:line + 1] = [event.end]
-            label = f"{title}, node {event.node}"
-            process = number(label, processes, args={"name": label})
-            row = number((label, event.row, line), rows, pid=process, tid=0, args={"name": event.row})
-            found.append({"name": event.site, "cat": event.row, "ph": "X", "pid": process, "tid": row,
-                          "ts": 1e6 * event.begin, "dur": 1e6 * (event.end - event.begin)})
-    return {"traceEvents": found, "displayTimeUnit": "ms"}
+            process = processes.setdefault(f"{title}, node {event.node}", len(processes) + 1)
+            row = rows.setdefault((process, event.row, line), len(rows) + 1)
+            events.append({"name": event.site, "cat": event.row, "ph": "X", "pid": process, "tid": row,
+                           "ts": 1e6 * event.begin, "dur": 1e6 * (event.end - event.begin)})
+    names = [{"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}}
+             for name, number in processes.items()]
+    names += [{"name": "thread_name", "ph": "M", "pid": process, "tid": number, "args": {"name": name}}
+              for (process, name, _), number in rows.items()]
+    return {"traceEvents": names + events, "displayTimeUnit": "ms"}
 
 
 def print_table(title, rows):

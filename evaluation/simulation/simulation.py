@@ -1,6 +1,8 @@
 """Simulates a training step of many nodes: computing, links and rebuilding, as events in time.
 
-Bytes and schemes are those of `tf_poseidon.planning`; the simulation adds when things happen. The model:
+Bytes, schemes, messages and their order are those of `tf_poseidon.planning`, whose step_time.py is the model that plans
+are compared by, thousands of times: one rank, whose link carries one message after the other. This one says what that
+leaves out, all nodes with each of their connections, and systems that follow no plan; tests compare the two. The model:
 
 Computing. A node works sequentially: the forward pass (a third of the step's arithmetic, or less if a gradient is
 ready sooner), then backpropagation, in which a gradient is ready when its site's `operations` are done.
@@ -46,6 +48,7 @@ import math
 
 from evaluation.simulation import links
 from evaluation.simulation import transfers as transfers_lib
+from tf_poseidon.planning import step_time
 
 _ROOT = 0  # the kind of the first node, whose values broadcasts send
 
@@ -140,14 +143,15 @@ class _Run:
         forward = self._work.forward_seconds
         actions = [(forward, "forward", (), ())]  # when, and as above
         if self._steps > 1:
-            actions += [(move.needed, "forward", ((1, i),), ()) for i, move in enumerate(self._moves)
-                        if move.needed < math.inf and not move.is_waited_for]
+            actions += [(self._work.seconds_at(message.needed), "forward", ((1, i),), ())
+                        for i, message in enumerate(move.message for move in self._moves)
+                        if message.needed is not None and not message.is_waited_for]
         for (ready, _), group in itertools.groupby(
-                range(len(self._moves)), key=lambda i: (self._moves[i].ready, self._moves[i].depth)):
+                range(len(self._moves)), key=lambda i: (self._moves[i].ready, self._moves[i].message.depth)):
             group = tuple(group)
-            name = "forward" if ready < forward else self._moves[group[-1]].site
+            name = "forward" if ready < forward else self._moves[group[-1]].message.name
             actions.append((ready, name, (), group))
-            actions.append((ready, name, tuple((0, i) for i in group if self._moves[i].is_waited_for), ()))
+            actions.append((ready, name, tuple((0, i) for i in group if self._moves[i].message.is_waited_for), ()))
         actions.append((self._work.seconds, "backward", (), ()))
         parts, then = [], 0.0
         for time, name, waits, emits in sorted(actions, key=lambda action: action[0]):
@@ -235,21 +239,19 @@ class _Run:
 
     def _order(self, gradient):
         """Returns the sort key of messages; with equal keys, they are sent in the order of submission."""
-        step, move = gradient[0], self._moves[gradient[1]]
-        if self._system.order == "fifo":
-            return 0, 0.0
-        return (step, move.ready) if move.is_urgent else (step + 1, move.needed)
+        step, i = gradient
+        return step_time.order(step, self._moves[i].message) if self._system.order == "priority" else ()
 
     def _send(self, kind, to, num_bytes, width, gradient, phase, then):
         move, step = self._moves[gradient[1]], gradient[0]
 
         def done(begin, end):
-            self._note(kind, "send", move.site, step, phase, begin, end)
-            self._note(to, "receive", move.site, step, phase, begin, self._clock.now)
+            self._note(kind, "send", move.message.name, step, phase, begin, end)
+            self._note(to, "receive", move.message.name, step, phase, begin, self._clock.now)
             then(to, gradient)
 
         start = move.message_us * 1e-6 * min(self._rates[kind], self._rates[to])
-        piece = transfers_lib.PIECE_BYTES if self._system.order == "priority" else math.inf
+        piece = step_time.PIECE_BYTES if self._system.order == "priority" else math.inf
         self._network.send(kind, to, num_bytes + start, width, self._order(gradient), done, piece)
 
     def _contributed(self, owner, gradient, pair):
@@ -260,7 +262,7 @@ class _Run:
         move, (number, owner, _) = self._moves[gradient[1]], pair
 
         def rebuilt(begin, end):
-            self._note(owner, "rebuild", move.site, gradient[0], "", begin, end)
+            self._note(owner, "rebuild", move.message.name, gradient[0], "", begin, end)
             self._summed(gradient, pair)
 
         def summed(*_):
@@ -300,7 +302,7 @@ class _Run:
 
         def done(begin, end):
             if move.rebuild:
-                self._note(kind, "rebuild", move.site, gradient[0], "", begin, end)
+                self._note(kind, "rebuild", move.message.name, gradient[0], "", begin, end)
             self._done[kind].add(gradient)
             self._end_part(kind, gradient[0])
             if self._blocked[kind]:
@@ -345,7 +347,7 @@ class _Run:
             self._ring_is_busy = False
             for gradient, kind in itertools.product(taken, self._all):
                 for row in ("send", "receive"):
-                    self._note(kind, row, self._moves[gradient[1]].site, gradient[0], "", begin, end)
+                    self._note(kind, row, self._moves[gradient[1]].message.name, gradient[0], "", begin, end)
                 self._arrived(kind, gradient)
             self._poll_ring()
 

@@ -1,6 +1,6 @@
 """The transfers of a step: how a system exchanges each tensor, over which servers, and with how many bytes.
 
-Bytes and schemes are those of `tf_poseidon.planning`; simulation.py says when things happen.
+Messages, their bytes and schemes are those of `tf_poseidon.planning`; simulation.py says when things happen.
 """
 
 import dataclasses
@@ -8,8 +8,8 @@ import math
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.planning import step_time
 
-PIECE_BYTES = 256 << 10  # what nothing interrupts: two pieces of 2 MiB, see mpi_transport.cc
 _MIN_KV_PAIR_BYTES = 16 << 10  # kMinKvPairBytes in kv_pairs.cc
 _BLOCK_BYTES = 64  # kBlock
 STEADY = 6  # steps without a barrier, until one repeats the one before
@@ -35,9 +35,8 @@ class Transfer:
     """The exchange of one tensor. One of `rounds`, `peer_bytes`, `root_bytes` and `ring_bytes` is set.
 
     Attributes:
-        site: Name of the site.
+        message: What plans say about it, with what this step's work says about its need.
         ready: When it may leave, in seconds of computing.
-        needed: When the next step needs it, in seconds of computing; infinity if it does not.
         rounds: Over servers: its KV pairs.
         peer_bytes: To all other nodes: bytes to each.
         root_bytes: The same, from the first node only.
@@ -46,13 +45,10 @@ class Transfer:
         owner_rebuild: Seconds of the server's device, before it answers.
         up_seconds: Copying from a node's accelerators to the network, `down_seconds` back.
         message_us: Same as in `Machines`; 0 if it travels with another site.
-        depth, is_waited_for: Same as in `planning.Site`.
-        is_urgent: Whether it overtakes gradients between steps that overlap.
     """
 
-    site: str
+    message: step_time.Message
     ready: float
-    needed: float
     rounds: tuple[Round, ...] = ()
     peer_bytes: float | None = None
     root_bytes: float | None = None
@@ -62,9 +58,6 @@ class Transfer:
     up_seconds: float = 0.0
     down_seconds: float = 0.0
     message_us: float = 0.0
-    depth: int = 0
-    is_waited_for: bool = False
-    is_urgent: bool = False
 
 
 def cut(num_bytes, kv_pair_bytes, servers):
@@ -81,7 +74,7 @@ def make_plan(work, machines, system):
     # A cluster has one speed of arithmetic, so computing is expressed as rebuilding that takes as long.
     scale = work.seconds / work.operations / work.rebuild_seconds_per_operation
     scaled = [dataclasses.replace(site, operations=scale * site.operations,
-                                  needed=None if math.isinf(needed := work.needed(site)) else scale * needed)
+                                  needed=None if (needed := work.needed(site)) is None else scale * needed)
               for site in work.sites]
     exchanges = [dataclasses.replace(e, operations=scale * e.operations) for e in work.exchanges]
     planner = planning.Planner(cluster, system.policy, merge=system.merge)
@@ -108,39 +101,41 @@ def transfers(work, machines, system, plan):
                             f"{planning.describe(shape)}: make a plan for these.")
     if machines.nodes * machines.gpus_per_node == 1:
         return ()
-    exchanges = plan.exchanges if system.exchange == "plan" else ()
-    ready_of, leaders, place, found = {}, {}, _Placement(machines, system), []
-    pairs = [(site.name, site, decision.group) for site, decision in zip(plan.sites, plan.decisions, strict=True)]
-    pairs += [(exchange.site, exchange, exchange.group) for exchange in exchanges]
-    for name, what, group in pairs:
-        ready_of[group or name] = max(ready_of.get(group or name, 0.0), work.ready_seconds(what.operations))
-        leaders.setdefault(group or name, name)
+    exchanges = {exchange.site: exchange for exchange in plan.exchanges if system.exchange == "plan"}
+    sites = {site.name: (site, decision) for site, decision in zip(plan.sites, plan.decisions, strict=True)}
+    for part in (*(decision for decision in plan.decisions if not decision.leader), *exchanges.values()):
+        if part.num_bytes is None:
+            raise PoseidonError(f"The bytes of '{part.site}' are unknown before the step, expected known shapes: make "
+                                "a plan with fixed shapes.")
+    messages = step_time.messages(plan.decisions, plan.sites, exchanges.values(), plan.cluster)
+    if system.exchange == "whole":  # values are pulled when all are updated, so nothing arrives before
+        messages = [message._replace(is_waited_for=False, is_urgent=False) for message in messages]
+    groups = {part.site: part.group or part.site for part in (*plan.decisions, *exchanges.values())}
+    ready, leaders, place = {}, {}, _Placement(machines, system)
+    for message in messages:
+        group = groups[message.name]
+        ready[group] = max(ready.get(group, 0.0), work.seconds_at(message.operations))
+        leaders.setdefault(group, message.name)
 
-    def add(name, what, group, made):
-        # Where values are pulled when all are updated, nothing arrives before the end of the step.
-        is_waited_for = what.is_waited_for and system.exchange != "whole"
-        found.append(Transfer(
-            name, ready_of[group or name] if system.overlap or is_waited_for else work.seconds,
-            work.needed_seconds(what), is_urgent=is_waited_for or not isinstance(what, planning.Site),
-            message_us=machines.message_us if leaders[group or name] == name else 0.0,
-            depth=what.depth or 0, is_waited_for=is_waited_for, **made))
+    def transfer(message, made):
+        group = groups[message.name]
+        return Transfer(message, ready[group] if system.overlap or message.is_waited_for else work.seconds,
+                        message_us=machines.message_us if leaders[group] == message.name else 0.0, **made)
 
-    for name, what, _ in pairs:
-        if what.num_bytes is None:
-            raise PoseidonError(f"The shape of '{name}' is {what.shape}, expected a known shape: "
-                                "make a plan with fixed shapes.")
-    for site, decision in zip(plan.sites, plan.decisions, strict=True):
-        made = _transfer(site, decision, work, machines, system, place)
-        if made is not None:
-            add(site.name, site, decision.group, made)
-    found.reverse()  # ties in the order of backpropagation, from the last variable to the first
-    for exchange in exchanges:
-        add(exchange.site, exchange, exchange.group, _other_transfer(exchange, machines))
-    return tuple(sorted(found, key=lambda transfer: (transfer.ready, transfer.depth)))
+    gradients, others = [], []
+    for message in messages:
+        if message.name in exchanges:
+            others.append(transfer(message, _other_transfer(exchanges[message.name], machines)))
+        else:
+            site, decision = sites[message.name]
+            gradients.append(transfer(message._replace(needed=work.needed(site)),
+                                      _transfer(site, decision, work, machines, system, place)))
+    gradients.reverse()  # ties in the order of backpropagation, from the last variable to the first
+    return tuple(sorted((*gradients, *others), key=lambda move: (move.ready, move.message.depth or 0)))
 
 
 def _transfer(site, decision, work, machines, system, place):
-    """Returns the attributes of a site's `Transfer` that describe the exchange, None if nothing travels."""
+    """Returns the attributes of a site's `Transfer` that describe the exchange."""
     gpus, dense = machines.gpus_per_node, site.num_bytes
     local, copy = machines.local_gbytes_per_s * 1e9, machines.copy_gbytes_per_s * 1e9
     factors = site.factors if site.factors is not None and site.factors.k is not None else None
@@ -155,8 +150,6 @@ def _transfer(site, decision, work, machines, system, place):
         return made | {"rounds": (Round((place.one(dense),), given, dense),),
                        "up_seconds": (1 - 1 / gpus) * given / local + given / copy,
                        "owner_rebuild": _rebuild(traffic, work, machines)}
-    if decision.leader and system.exchange != "adam":
-        return None
     traffic = planning.SCHEMES[planning.PS if system.exchange == "adam" else decision.scheme].traffic(site)
     if traffic.kind == planning.SUM:
         up, down = traffic.both_ways if gpus == 1 else (dense, dense)

@@ -15,7 +15,7 @@ from small_plans import TABLE
 
 from evaluation.simulation import inputs
 from evaluation.simulation import links
-from evaluation.simulation import policy_table
+from evaluation.simulation import simulated_tables
 from evaluation.simulation import simulation
 from evaluation.simulation import transfers
 from tf_poseidon import planning
@@ -336,7 +336,7 @@ def test_plans_expect_what_is_simulated(nodes, steps, gbps):
     assert plan.step_seconds == pytest.approx(simulated, rel=0.03)
 
 
-SOME_CASES = policy_table.cases()[::11]
+SOME_CASES = simulated_tables.cases()[::11]
 
 
 @pytest.mark.parametrize("model", sorted({case.model for case in SOME_CASES}))
@@ -344,15 +344,15 @@ def test_auto_is_as_fast_as_the_best_of_all_others(model):
     """docs/results/policies.md is about all cases."""
     for case in SOME_CASES:
         if case.model == model:
-            outcome = policy_table.compare(case)
-            assert outcome.ratio <= 1 + policy_table.TOLERANCE, outcome
+            outcome = simulated_tables.compare(case)
+            assert outcome.ratio <= 1 + simulated_tables.TOLERANCE, outcome
 
 
 def test_table_of_policies_has_the_cases_that_are_slower():
-    case = policy_table.cases()[0]
-    slower, equal = (policy_table.Outcome(case, ours, 1.0, "ring") for ours in (1.01, 1.004))
-    assert "mlp on 2 titan_x, 1 Gbit/s | 1,010.0 | 1,000.0 | ring | 1.0100 |" in policy_table.table([slower, equal])
-    assert policy_table.table([equal]).endswith("None is slower.")
+    case = simulated_tables.cases()[0]
+    slower, equal = (simulated_tables.Outcome(case, ours, 1.0, "ring") for ours in (1.01, 1.004))
+    assert "mlp on 2 titan_x, 1 Gbit/s | 1,010.0 | 1,000.0 | ring | 1.0100 |" in simulated_tables.table([slower, equal])
+    assert simulated_tables.table([equal]).endswith("None is slower.")
 
 
 def test_command_lets_our_steps_overlap(tmp_path):
@@ -414,7 +414,7 @@ def test_rebuilding_takes_the_device_from_backpropagation():
     (lambda: inputs.System("star"), "exchange='star', expected one of plan, ring, whole, adam"),
     (lambda: inputs.System(kv_pair_bytes=0), "kv_pair_bytes=0, expected 4096 or more"),
     (lambda: work_of(seconds=0), "seconds=0, expected more than 0"),
-    (lambda: run(work_of(planning.Site("odd", "float32", 4, None)), 2, "ring"), "The shape of 'odd' is None"),
+    (lambda: run(work_of(planning.Site("odd", "float32", 4, None)), 2, "ring"), "The bytes of 'odd' are unknown"),
     (lambda: simulation.simulate(work_of(ONE), machines(4), inputs.System(), planning.make_plan(
         [ONE], "ps", planning.Cluster(2))), "The plan is for 2 workers, 2 servers, expected 4 workers, 4 servers"),
 ])

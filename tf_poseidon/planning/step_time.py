@@ -86,7 +86,7 @@ _Note = Callable[[str, str, float, float], None] | None
 
 # What travels to another node at a time, and nothing interrupts: two pieces of a transfer of 2 MiB, see PieceBytes in
 # kernels/communicator/mpi_transport.cc.
-_PIECE_BYTES = 256 << 10
+PIECE_BYTES = 256 << 10
 
 # And between linked GPUs: kMostUnderWay copies of a KV pair, see kernels/communicator/gpu_links.h.
 _LINKED_PIECE_BYTES = 8 << 20
@@ -103,7 +103,7 @@ def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: It
         cluster: The `Cluster`.
     """
     piece = (cluster.gpu_link_seconds(_LINKED_PIECE_BYTES) if cluster.are_all_linked else
-             cluster.send_seconds(_PIECE_BYTES * (cluster.nodes - 1))) or math.inf
+             cluster.send_seconds(PIECE_BYTES * (cluster.nodes - 1))) or math.inf
     of_sites = [Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for, site.is_waited_for,
                         piece, 2 if decision.scheme == PS else 1, site.name)
                 for decision, site in zip(decisions, sites, strict=True)
@@ -151,7 +151,7 @@ def _run(sent: Iterable[Message], cluster: Cluster, operations: float, steps: in
             processor.compute(reached - computed, message.name if is_ready else "")
             computed = reached
             if is_ready:
-                link.send(processor.now, (step, number), message, _order(step, message) if steps > 1 else ())
+                link.send(processor.now, (step, number), message, order(step, message) if steps > 1 else ())
             if message.is_waited_for:
                 processor.wait((step, number))
             elif step and not is_ready:
@@ -178,7 +178,7 @@ def uncertain_seconds(sent: Sequence[Message], cluster: Cluster, operations: flo
 _MANY = 64  # pieces of one
 
 
-def _order(step: int, message: Message) -> tuple[int, float]:
+def order(step: int, message: Message) -> tuple[int, float]:
     """Returns the key by which the link carries messages: what is needed first, in whichever step that is."""
     if message.is_urgent:
         return step, message.operations
