@@ -6,30 +6,25 @@ DIRECTORY is a checkout of Keras with `examples/keras_io` and `guides`. Some pro
 tensorflow-text. The exit status is 1 if a program differs, or fails, without an explanation in its recipe.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sysconfig
 import tempfile
 
 from absl import app
 from absl import flags
-import numpy as np
 from rich import progress
 
-from evaluation import modules
 from evaluation.programs import program_recipes
 from evaluation.programs import updates
+from evaluation.runner import arrays
+from evaluation.runner import comparison
+from evaluation.runner import jobs
+from evaluation.runner import outcomes
 
 _CHECKOUT = flags.DEFINE_string("keras_io", None, "Checkout with the programs.", required=True)
-_NAMES = flags.DEFINE_list("names", [], "Programs to run; all by default.")
 _RUNS = flags.DEFINE_list("runs", ["1 auto", "2 auto", "2 sfb", "3 auto", "3 sfb"], "Ranks and policy of each run.")
-_JSON = flags.DEFINE_string("json", None, "File for the results; what it has is not run again.")
-_MARKDOWN = flags.DEFINE_string("markdown", None, "File for the table.")
-_TIMEOUT = flags.DEFINE_integer("timeout_s", 300, "Longest time of a program.")
 _TOGETHER = flags.DEFINE_integer("together", 5, "Number of programs that share a job.")
 
 # One process is plain Keras, bit for bit; several add in another order, in double precision. Adam and others amplify
@@ -40,28 +35,17 @@ _BOUND = 1e-5
 def _run(names: Sequence[str], how: str, ranks: int) -> dict[str, list[updates.Arrays] | str]:
     """Returns the arrays of each rank, or why the run failed, of each program.
 
-    Programs share a job, since imports take longer than most of them. After one that fails, the others get a new job.
+    Programs share a job, since imports take longer than most of them.
     """
-    launcher = [str(pathlib.Path(sysconfig.get_path("scripts")) / "mpiexec"), "-n", str(ranks)] if ranks > 1 else []
-    outcomes = {}
     with tempfile.TemporaryDirectory() as directory:
-        out = pathlib.Path(directory) / "arrays"
-        while left := [name for name in names if name not in outcomes]:
-            ended = subprocess.run([*launcher, *modules.command("programs.run_program"), how, _CHECKOUT.value,
-                                    ",".join(left), str(out), str(_TIMEOUT.value)], capture_output=True, text=True,
-                                   cwd=directory)
-            for name in left:
-                files = [pathlib.Path(f"{out}.{name}.{rank}.npz") for rank in range(ranks)]
-                if not all(file.exists() for file in files):
-                    lines = [line for line in ended.stderr.splitlines()
-                             if line.strip() and not line.startswith(("=", "YOUR "))]
-                    outcomes[name] = lines[-1][:300] if lines else f"status {ended.returncode}"
-                    break
-                outcomes[name] = [dict(np.load(file)) for file in files]
-    return outcomes
+        found = jobs.run(jobs.Job("programs.run_program", ranks, how, {
+            "checkout": str(pathlib.Path(_CHECKOUT.value).resolve()), "arrays": directory},
+            **comparison.limits()), names)
+        return {name: arrays.load(directory, name) if found[name].outcome == "passed"
+                else outcomes.short(found[name].error) for name in names}
 
 
-def compared(names: Sequence[str], results: dict[str, dict[str, object]], store: Callable[[], None]) -> None:
+def compared(names: Sequence[str], results: dict[str, dict[str, object]]) -> None:
     """Adds the results of programs that are missing: of plain Keras, and of each run, which is then stored."""
     plain = _run(names, "plain", 1)
     for name, outcome in plain.items():
@@ -71,12 +55,12 @@ def compared(names: Sequence[str], results: dict[str, dict[str, object]], store:
         missing = [name for name in names if not results[name]["plain"] and run not in results[name]["runs"]]
         for name, outcome in _run(missing, policy, int(ranks)).items():
             results[name]["runs"][run] = outcome if isinstance(outcome, str) else _compare(plain[name][0], outcome)
-        store()
+        comparison.write(results)
 
 
 def _compare(plain: updates.Arrays, ranks: Sequence[updates.Arrays]) -> dict[str, object] | str:
-    for rank, arrays in enumerate(ranks):
-        if any(value.tobytes() != ranks[0][key].tobytes() for key, value in arrays.items()):
+    for rank, found in enumerate(ranks):
+        if any(value.tobytes() != ranks[0][key].tobytes() for key, value in found.items()):
             return f"rank {rank} has other bits than rank 0"
     try:
         return dataclasses.asdict(updates.compare(plain, ranks[0]))
@@ -141,28 +125,20 @@ def _is_right(result: dict[str, object]) -> bool:
 
 
 def main(_: Sequence[str]) -> int:
-    stored = pathlib.Path(_JSON.value) if _JSON.value else None
-    results = json.loads(stored.read_text()) if stored and stored.exists() else {}
-
-    def store() -> None:
-        if stored:
-            stored.write_text(json.dumps(results, indent=1) + "\n")
-
-    wanted = [recipe for recipe in program_recipes.RECIPES if recipe.name in (_NAMES.value or [recipe.name])]
-    missing = [recipe.name for recipe in wanted
-               if not set(_RUNS.value) <= set(results.get(recipe.name, {"runs": {}})["runs"])]
+    results = comparison.stored()
+    names = comparison.wanted(recipe.name for recipe in program_recipes.RECIPES)
+    missing = [name for name in names if not set(_RUNS.value) <= set(results.get(name, {"runs": {}})["runs"])]
     for start in progress.track(range(0, len(missing), _TOGETHER.value), "programs"):
-        names = missing[start:start + _TOGETHER.value]
-        compared(names, results, store)
-        for name in names:
+        together = missing[start:start + _TOGETHER.value]
+        compared(together, results)
+        for name in together:
             print(name, json.dumps(results[name]), flush=True)
-    if _MARKDOWN.value:
-        pathlib.Path(_MARKDOWN.value).write_text(table(results))
+    comparison.write(page=table(results))
+    explained = {recipe.name for recipe in program_recipes.RECIPES if recipe.explained}
     absent = {"plain": "", "runs": {}}
-    unexplained = [recipe.name for recipe in wanted
-                   if not recipe.explained and not _is_right(results.get(recipe.name, absent))]
-    print(f"{len(wanted) - len(unexplained)} programs are right or explained; not: {', '.join(unexplained) or 'none'}")
-    return bool(unexplained)
+    wrong = [name for name in names if name not in explained and not _is_right(results.get(name, absent))]
+    print(f"{len(names) - len(wrong)} programs are right or explained; not: {', '.join(wrong) or 'none'}")
+    return bool(wrong)
 
 
 if __name__ == "__main__":

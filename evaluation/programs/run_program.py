@@ -1,11 +1,8 @@
-"""Runs published programs for a few steps each, and writes what they computed.
+"""Runs published programs for a few steps each on one rank of a job, and saves what they compute.
 
-    run_program.py plain|POLICY CHECKOUT NAMES OUT SECONDS
-
-"plain" runs them without tf_poseidon; otherwise they run in the scope of a strategy with that policy, on this rank. A
-program that takes longer than SECONDS ends the process. What is changed in a program, besides its recipe: it computes
-in double precision, its data are small and made up, each `fit` takes a few batches, and nothing is drawn. It runs
-twice, with plain SGD and with its own optimizers.
+They run without tf_poseidon, or in the scope of a strategy. What is changed in a program, besides its recipe: it
+computes in double precision, its data are small and made up, each `fit` takes a few batches, and nothing is drawn. It
+runs twice, with plain SGD and with its own optimizers.
 """
 
 from collections.abc import Callable
@@ -16,7 +13,6 @@ import inspect
 import io
 import pathlib
 import re
-import signal
 import sys
 import tempfile
 from typing import Any
@@ -28,6 +24,8 @@ import tensorflow as tf
 
 from evaluation.programs import program_recipes
 from evaluation.programs import stand_ins
+from evaluation.runner import arrays
+from evaluation.runner.notes import Notes
 
 _ROWS, _BATCH = 25, 10  # the last batch is smaller, also without a tenth of the rows for validation
 _STEPS = 3
@@ -214,24 +212,24 @@ def program(checkout: pathlib.Path, recipe: program_recipes.Recipe) -> str:
     return text.partition(recipe.ends_before)[0] if recipe.ends_before else text
 
 
-def main(how: str, checkout: str, names: str, out: str, seconds: str) -> None:
+def main(directory: str) -> None:
+    notes = Notes(directory)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     keras.config.set_floatx("float64")
-    scope, rank, distribute = contextlib.nullcontext, 0, lambda step: step
-    if how != "plain":
+    scope, distribute = contextlib.nullcontext, lambda step: step
+    if notes.how != "plain":
         import tf_poseidon as poseidon
-        strategy = poseidon.PoseidonStrategy(policy=how, global_batch_norm=True, timeout_s=120)
-        scope, rank, distribute = strategy.scope, strategy.rank, poseidon.distribute
+        scope, distribute = notes.strategy(notes.how, global_batch_norm=True).scope, poseidon.distribute
     recipes = {recipe.name: recipe for recipe in program_recipes.RECIPES}
-    for name in names.split(","):
-        signal.alarm(int(seconds))
-        text = program(pathlib.Path(checkout), recipes[name])
-        arrays = {f"{kind}/{key}": value for kind in ("sgd", "own")
-                  for key, value in run(text, scope, kind == "sgd", recipes[name].rows, distribute).items()}
-        np.savez(f"{out}.{name}.{rank}.part.npz", **arrays)
-        pathlib.Path(f"{out}.{name}.{rank}.part.npz").rename(f"{out}.{name}.{rank}.npz")
-    signal.alarm(0)
+
+    def use(name: str) -> None:
+        text = program(pathlib.Path(notes.options["checkout"]), recipes[name])
+        arrays.save(notes.options["arrays"], name, notes.rank, {
+            f"{kind}/{key}": value for kind in ("sgd", "own")
+            for key, value in run(text, scope, kind == "sgd", recipes[name].rows, distribute).items()})
+
+    notes.run(recipes, use)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

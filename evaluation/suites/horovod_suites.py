@@ -5,42 +5,62 @@
     git clone --branch v0.28.1 https://github.com/horovod/horovod DIRECTORY
     python -m evaluation.suites.horovod_suites --horovod DIRECTORY --markdown docs/results/horovod_suites.md
 
-Each suite is a job of two ranks, which is continued after a test that died or hung. The exit status is 1 if a test
-fails after `enable()` but not plainly, without a reason in `horovod_differences.py`; if an example computes something
-else; or if a reason is not needed.
+Each suite is a job of two ranks (`horovod_rank.py`). `--names` has patterns of files and examples. The exit status is 1
+if a test or an example fails after `enable()` but not plainly, without a reason in `DIFFERENCES`; if an example
+computes something else; or if a reason is not needed.
 """
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import fnmatch
-import importlib.metadata
+import functools
 import importlib.util
-import json
 import os
 import pathlib
 import re
-import sys
-import time
-from typing import Any
+import tempfile
 
 from absl import app
 from absl import flags
 
+from evaluation.runner import arrays
+from evaluation.runner import comparison
+from evaluation.runner import jobs
+from evaluation.runner.outcomes import Difference
+from evaluation.runner.outcomes import Outcome
+from evaluation.runner.outcomes import Outcomes
 from evaluation.suites import horovod_examples
-from evaluation.suites import horovod_outcomes
-from evaluation.suites import horovod_runs
 
 _HOROVOD = flags.DEFINE_string("horovod", None, "Checkout of Horovod.", required=True)
-_NAMES = flags.DEFINE_list("names", ["*"], "Patterns of the names of suites and examples.")
 _WITHOUT = flags.DEFINE_list("without", [], "Patterns of tests that are left out, where they would take too long.")
 _POLICY = flags.DEFINE_string("policy", "sfb", "Policy of enable().")
-_JSON = flags.DEFINE_string("json", None, "File for all results; suites and examples that it has are not run again.")
-_MARKDOWN = flags.DEFINE_string("markdown", None, "File for the report.")
-_TIMEOUT = flags.DEFINE_integer("timeout_s", 240, "Longest time of a test.")
-_GRACE = flags.DEFINE_integer("grace_s", 60, "How long other ranks may take after one has failed in a test.")
 
 VERSION = "0.28.1"
+_RANKS = 2
+_ROUNDING = 1e-5  # single precision, some steps
+
+# The first that matches explains a failure that plain Horovod does not have.
+DIFFERENCES = (
+    Difference("tensorflow/*", "programs without eager execution are refused by name (docs/engines.md)"),
+)
+# What plain Horovod fails for, too.
+_KERAS_3 = "written for Keras 2, run with Keras 3"
+CAUSES = tuple(Difference("*", cause, error=error) for error, cause in (
+    (r"missing 1 required positional argument: 'learning_rate'|has no attribute 'compute_gradients'", _KERAS_3),
+    (r"not recognized: \{'lr'|keras.optimizers.legacy|_tf_keras.*has no attribute", _KERAS_3),
+    (r"module 'keras.backend' has no attribute", _KERAS_3),
+    (r"All local variables must be of tf.Variable type", _KERAS_3),
+    (r"'list' object is not callable", "`optimizer.variables()` of Keras 2, now a property"),
+    (r"float16\(0.0\) not less than 1e-08", "NumPy 2 rounds the bound 1e-8 to half precision, which is 0"),
+))
+
+_ABOUT = """\
+Each file of tests, and each example, runs plainly and after `poseidon.enable(policy="sfb")`, which replaces every sum
+that it can, on 2 ranks. `tf.keras` is Keras 2, which Horovod was written for, unless a row says otherwise. The last two
+columns count the sums of all graphs that the passes rewrote, and those that became factors. Of examples, the largest
+difference of printed losses and of trained weights on any rank, after the same steps, is at most 1e-05 in single
+precision."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,60 +100,45 @@ def check_checkout(directory: str) -> None:
         raise app.UsageError(f"{', '.join(missing)} cannot be imported; install as the head of {__file__} says.")
 
 
-def _wanted(names: Iterable[str]) -> list[str]:
-    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _NAMES.value)]
+def _sums(scheme: str | None, outcomes: Iterable[Outcome]) -> int:
+    """Returns how many sums the passes rewrote on rank 0; with a scheme, how many travel by it."""
+    plans = [plan for outcome in outcomes for plan in (outcome.values or [None])[0] or () if isinstance(plan, dict)]
+    return sum(sum(plan.values()) if scheme is None else plan.get(scheme, 0) for plan in plans)
 
 
-def main(_: Sequence[str]) -> None:
+_SUITES = {suite.name: suite for suite in SUITES}
+_EXAMPLES = {example.name: example for example in horovod_examples.EXAMPLES}
+COMPARISON = comparison.Comparison(
+    "Horovod's tests and examples", "evaluation.suites.horovod_suites", _ABOUT, {"plain": "", "enabled": "plain"},
+    DIFFERENCES, CAUSES, row=lambda suite, item: "examples" if suite in _EXAMPLES else suite,
+    columns={"sums": functools.partial(_sums, None), "as factors": functools.partial(_sums, "sfb")},
+    packages={"Horovod": "horovod", "tf_keras": "tf_keras"})
+
+
+def run_suite(suite: Suite, checkout: str, how: str, without: Sequence[str] = (), **limits: float) -> Outcomes:
+    """Runs the tests of a file, plainly or with a policy."""
+    return jobs.run(jobs.Job("suites.horovod_rank", _RANKS, how, {
+        "suite": suite.name, "path": os.path.join(checkout, "test", "parallel", suite.path), "without": without},
+        {"TF_USE_LEGACY_KERAS": str(int(suite.keras == 2))}, **limits))
+
+
+def main(_: Sequence[str]) -> int:
     check_checkout(_HOROVOD.value)
-    stored = pathlib.Path(_JSON.value) if _JSON.value else None
-    data = json.loads(stored.read_text()) if stored and stored.exists() else {}
     checkout = os.path.abspath(_HOROVOD.value)
-    suites = {suite.name: suite for suite in SUITES}
-    examples = {example.name: example for example in horovod_examples.EXAMPLES}
-    for name in _wanted([*suites, *examples]):
-        results = data.setdefault(name, {"results": []})["results"]
-        computed = []
-        for how in ("plain", _POLICY.value)[len(results):]:
-            begin = time.monotonic()
-            if name in suites:
-                path = os.path.join(checkout, "test", "parallel", suites[name].path)
-                found = horovod_runs.run_suite(path, how, suites[name].keras, _TIMEOUT.value, _GRACE.value,
-                                               _WITHOUT.value)
-            else:
-                result, arrays = horovod_runs.run_example(examples[name], how, checkout, _TIMEOUT.value)
-                found = {name: result}
-                computed.append(arrays)
-            results.append(_plain(found))
-            print(f"{name}, {how}: {time.monotonic() - begin:.0f} s", flush=True)
-            if stored and (name in suites or len(results) == 2):  # both runs of an example are needed to compare it
-                stored.write_text(json.dumps(data, indent=1) + "\n")
-        if len(computed) == 2 and all(computed):
-            data[name]["difference"] = horovod_outcomes.difference(*computed)
-            if stored:
-                stored.write_text(json.dumps(data, indent=1) + "\n")
-    plain, enabled = ({} for _ in range(2))
-    for name in _wanted([*suites, *examples]):
-        for into, results in zip((plain, enabled), data[name]["results"]):
-            into.setdefault(name if name in suites else "examples", {}).update(
-                {test: horovod_outcomes.Result(**result) for test, result in results.items()})
-    differences = {name: data[name]["difference"] for name in _wanted(examples) if "difference" in data[name]}
-    lines = horovod_outcomes.problems(plain, enabled, is_complete=_NAMES.value == ["*"] and not _WITHOUT.value)
-    lines += [f"examples::{name}: differs by {apart:g} after enable(), expected at most {horovod_outcomes.ROUNDING:g}"
-              for name, apart in differences.items() if apart > horovod_outcomes.ROUNDING]
-    if _MARKDOWN.value:
-        versions = ", ".join(f"{title} {importlib.metadata.version(package)}" for title, package in (
-            ("Horovod", "horovod"), ("TensorFlow", "tensorflow-cpu"), ("Keras", "tf_keras"), ("Keras", "keras")))
-        page = horovod_outcomes.report(plain, enabled, differences, versions, _WITHOUT.value)
-        pathlib.Path(_MARKDOWN.value).write_text(page)
-    tests = [result for results in enabled.values() for result in results.values()]
-    print("\n".join([f"{len(tests)} tests and examples: {sum(test.outcome == 'passed' for test in tests)} pass after "
-                     "enable()", *lines]))
-    sys.exit(1 if lines else 0)
 
+    def run(suite: str, run: str, before: Mapping[str, Outcomes]) -> Outcomes:
+        how = "plain" if run == "plain" else _POLICY.value
+        if suite in _SUITES:
+            return run_suite(_SUITES[suite], checkout, how, _WITHOUT.value, **comparison.limits())
+        found = jobs.run(jobs.Job("suites.horovod_rank", _RANKS, how, {
+            "checkout": checkout, "arrays": f"{directory}/{run}"}, {"TF_USE_LEGACY_KERAS": "1"},
+            **comparison.limits()), [suite])
+        return found if run == "plain" else arrays.judged(
+            before["plain"], found, (f"{directory}/plain", f"{directory}/{run}"), lambda name: _ROUNDING)
 
-def _plain(results: horovod_outcomes.Results) -> dict[str, Any]:
-    return {name: dataclasses.asdict(result) for name, result in results.items()}
+    with tempfile.TemporaryDirectory() as directory:
+        return COMPARISON.main(comparison.wanted([*_SUITES, *_EXAMPLES]), run, with_files=_EXAMPLES,
+                               is_complete=not _WITHOUT.value)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """What people use around Keras, in small programs: LoRA, KerasHub, KerasTuner, quantisation, mixed precision, data.
 
-    tool_programs.py plain|POLICY DIRECTORY [NAME ...]
-
-"plain" runs them without tf_poseidon. Each program takes a `Run` with an open scope, and returns (model, a function
-that trains it and returns results). Each rank writes updates of weights, and the results, to NAME.RANK.npz.
+Each program takes a `Run` with an open scope, and returns (model, a function that trains it and returns results). Each
+rank of tools.py runs them, and saves updates of weights, and the results.
 """
 
 from collections.abc import Callable
@@ -18,6 +16,9 @@ import keras
 from keras import layers
 import numpy as np
 import tensorflow as tf
+
+from evaluation.runner import arrays
+from evaluation.runner.notes import Notes
 
 Results = dict[str, Any]
 Program = tuple[keras.Model | None, Callable[[], Results]]
@@ -284,15 +285,14 @@ def swapped_averages(run: Run) -> Program:
     return model, fit
 
 
-def main(how: str, directory: str, *names: str) -> None:
-    """Runs programs, and writes what they give."""
+def main(directory: str) -> None:
+    """Runs programs, and saves what they give."""
+    notes = Notes(directory)
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    run = Run(contextlib.nullcontext, 0, pathlib.Path(directory))
-    if how != "plain":
-        import tf_poseidon as poseidon
-        strategy = poseidon.PoseidonStrategy(policy=how, timeout_s=120)
-        run = Run(strategy.scope, strategy.rank, pathlib.Path(directory))
-    for name in names or PROGRAMS:
+    scope = contextlib.nullcontext if notes.how == "plain" else notes.strategy(notes.how).scope
+    run = Run(scope, notes.rank, notes.directory)
+
+    def use(name: str) -> None:
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)
         keras.config.set_floatx("float64" if PRECISION[name] == "float64" else "float32")
@@ -301,14 +301,15 @@ def main(how: str, directory: str, *names: str) -> None:
             model, use = PROGRAMS[name](run)
         weights = model.weights if model else []
         before = {weight.path: weight.numpy().astype("float64") for weight in weights}
-        arrays = {key: np.asarray(value, "float64") for key, value in use().items()}
+        found = {key: np.asarray(value, "float64") for key, value in use().items()}
         for i, weight in enumerate(model.weights if model else []):
             value, start = weight.numpy().astype("float64"), before.get(weight.path)
             is_same_kind = start is not None and start.shape == value.shape
-            arrays[f"weight {i} {weight.path}"] = value - start if is_same_kind else value
-        np.savez(run.directory / f"{name}.{run.rank}.npz", **arrays)
-        print(f"{name} is done", flush=True)
+            found[f"weight {i} {weight.path}"] = value - start if is_same_kind else value
+        arrays.save(notes.options["arrays"], name, notes.rank, found)
+
+    notes.run(PROGRAMS, use)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])
