@@ -129,7 +129,7 @@ class Comparison:
                 ["item", "runs", "error"], [[_code(item), ", ".join(runs), outcomes.short(error)]
                                             for (item, error), runs in items.items()])]
         for title, table in (("Largest differences", self._differences(results)),
-                             ("Failed or skipped without a comparison", self._causes(results))):
+                             ("Failed or skipped plainly", self._causes(results))):
             parts += [f"## {title}", table] if table else []
         return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -172,8 +172,8 @@ def _count(found: Outcomes, outcome: str) -> int:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) if rows else ""
+    lines = [f"| {' | '.join(map(str, line))} |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) if rows else ""
 
 
 def _code(name: str) -> str:

@@ -25,6 +25,8 @@ _START_S = 120.0
 _LAUNCHER_S = 5.0
 _OUTPUT = 4000  # characters
 
+_Notes = Sequence[Sequence[Mapping[str, Any]]]  # of each rank
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -49,29 +51,6 @@ class Job:
     wait_s: float = 60
 
 
-@dataclasses.dataclass(frozen=True)
-class Ended:
-    """What a job has left.
-
-    Attributes:
-        notes: Those of each rank.
-        why: Why it has ended early; "" if it has not.
-        output: The end of what all ranks have printed.
-    """
-
-    notes: Sequence[Sequence[Mapping[str, Any]]]
-    why: str
-    output: str
-
-    @property
-    def has_finished(self) -> bool:
-        return all(any("finished" in note for note in rank) for rank in self.notes)
-
-    @property
-    def collected(self) -> list[str] | None:
-        return next((note["collected"] for rank in self.notes for note in rank if "collected" in note), None)
-
-
 def run(job: Job, items: Sequence[str] | None = None) -> Outcomes:
     """Runs items in as many jobs as it takes: after one that ends its job, the next job continues.
 
@@ -84,29 +63,30 @@ def run(job: Job, items: Sequence[str] | None = None) -> Outcomes:
     """
     results: Outcomes = {}
     while items is None or items:
-        ended = _run(job, items)
-        if ended.collected is None:
-            raise RuntimeError(f"A job of {job.ranks} ranks of {job.module} ended before its first item, "
-                               f"{ended.why}:\n{ended.output}")
-        found = outcomes.merged(ended.notes, ended.why, ended.output)
+        notes, why, output = _run(job, items)
+        collected = next((note["collected"] for rank in notes for note in rank if "collected" in note), None)
+        if collected is None:
+            raise RuntimeError(f"A job of {job.ranks} ranks of {job.module} ended before its first item, {why}:\n"
+                               f"{output}")
+        found = outcomes.merged(notes, why, output)
         for name, outcome in found.items():
             if outcome.outcome == "failed":
                 print(f"{name}: {outcomes.short(outcome.error)}", flush=True)
         results |= found
-        items = [name for name in (ended.collected if items is None else items) if name not in results]
-        if ended.has_finished:
+        items = [name for name in (collected if items is None else items) if name not in results]
+        if all(rank and "finished" in rank[-1] for rank in notes):
             results |= {name: Outcome("failed", "no rank has found it") for name in items}
-            if ended.why:
-                results["(end of the job)"] = Outcome("failed", ended.why, ended.output)
+            if why:
+                results["(end of the job)"] = Outcome("failed", why, output)
             break
         if items and not found:
-            results[items[0]] = Outcome("failed", f"before it began, {ended.why}", ended.output)
+            results[items[0]] = Outcome("failed", f"before it began, {why}", output)
             items = items[1:]
     return results
 
 
-def _run(job: Job, items: Sequence[str] | None) -> Ended:
-    """Runs items up to the first that ends the job."""
+def _run(job: Job, items: Sequence[str] | None) -> tuple[_Notes, str, str]:
+    """Runs items up to the first that ends the job; returns the notes, why it has ended early, and its last output."""
     launcher = [os.path.join(sysconfig.get_path("scripts"), "mpiexec"), "-n", str(job.ranks)] if job.ranks > 1 else []
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
@@ -126,18 +106,22 @@ def _run(job: Job, items: Sequence[str] | None) -> Ended:
             process.wait()
         if not why and process.returncode:
             why = f"the job ended with status {process.returncode}"
-        return Ended(_notes(directory, job.ranks), why, (directory / "output").read_text(errors="replace")[-_OUTPUT:])
+        return _read(directory, job), why, (directory / "output").read_text(errors="replace")[-_OUTPUT:]
 
 
 def _watch(process: subprocess.Popen, job: Job, directory: pathlib.Path) -> str:
     """Waits for the end of a job, and returns ""; or why it must be ended."""
+    paths = [directory / f"notes.{rank}" for rank in range(job.ranks)]
     before, since = None, time.monotonic()
     while process.poll() is None:
         time.sleep(0.1)
-        notes = _notes(directory, job.ranks)
-        if notes != before:
-            before, since = notes, time.monotonic()
+        sizes = [path.stat().st_size for path in paths if path.exists()]
+        if sizes != before:
+            before, since = sizes, time.monotonic()
         waited = time.monotonic() - since
+        if waited <= min(_LAUNCHER_S, job.wait_s, job.timeout_s):
+            continue
+        notes = _read(directory, job)
         if waited > job.timeout_s + (0 if any("begins" in note for rank in notes for note in rank) else _START_S):
             return f"it took more than {job.timeout_s:g} s"
         if waited > job.wait_s and any(_has_failed_alone(rank, notes) for rank in notes):
@@ -147,15 +131,15 @@ def _watch(process: subprocess.Popen, job: Job, directory: pathlib.Path) -> str:
     return ""
 
 
-def _notes(directory: pathlib.Path, ranks: int) -> list[list[dict[str, Any]]]:
-    return [[json.loads(line) for line in notes_.lines(directory / f"notes.{rank}")] for rank in range(ranks)]
+def _read(directory: pathlib.Path, job: Job) -> _Notes:
+    return [[json.loads(line) for line in notes_.lines(directory / f"notes.{rank}")] for rank in range(job.ranks)]
 
 
 def _has_died(rank: Sequence[Mapping[str, Any]]) -> bool:
     return bool(rank) and "finished" not in rank[-1] and not pathlib.Path("/proc", str(rank[0]["pid"])).exists()
 
 
-def _has_failed_alone(rank: Sequence[Mapping[str, Any]], others: Sequence[Sequence[Mapping[str, Any]]]) -> bool:
+def _has_failed_alone(rank: Sequence[Mapping[str, Any]], others: _Notes) -> bool:
     last = next((note for note in reversed(rank) if "ends" in note), None)
     return last is not None and last["outcome"] == "failed" and not all(
         any(note.get("ends") == last["ends"] for note in other) for other in others)

@@ -135,7 +135,7 @@ def test_report_has_every_failure():
     page = COMPARISON.page(results, outcomes.failures(results, RUNS, [KNOWN]))
     assert "| suite | items | plain: passed | plain: skipped | 1 rank: passed | 2 ranks: passed | values |" in page
     assert "| suite | 4 | 2 | 1 | 2 | 1 | 3 |" in page and "| **all** | 4 | 2 | 1 | 2 | 1 | 3 |" in page
-    assert "### It is so\n\n| item | runs | error |\n| --- | --- | --- |\n| `known/` | 2 ranks | as / does |" in page
+    assert "### It is so\n\n| item | runs | error |\n|---|---|---|\n| `known/` | 2 ranks | as / does |" in page
     assert "| c | 1e-07 | equal bits |" in page
     assert "| failed | no wonder | 1 | `a` |\n| skipped | no device | 1 | `b` |" in page
 

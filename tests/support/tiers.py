@@ -141,6 +141,8 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("scripts/test_own_mpi.py::*", "nightly"),
     ("scripts/test_programs.py::test_programs_are_run_and_compared", "nightly"),
     ("scripts/test_programs.py::test_program_that_differs_is_found", "nightly"),
+    ("scripts/test_runner.py::test_jobs_go_on_after_tests_that_die_or_hang", "nightly"),
+    ("scripts/test_runner.py::test_test_that_takes_too_long", "nightly"),
     ("scripts/test_slurm.py::*", "nightly"),
     ("gpu/test_cuda_kernels.py::test_compiles_without_local_memory", "nightly"),  # for all GPUs
     ("*", "rest"),
