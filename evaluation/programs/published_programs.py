@@ -19,7 +19,7 @@ from rich import progress
 from evaluation.programs import program_recipes
 from evaluation.programs import updates
 from evaluation.runner import arrays
-from evaluation.runner import comparison
+from evaluation.runner import command
 from evaluation.runner import jobs
 from evaluation.runner import outcomes
 
@@ -40,7 +40,7 @@ def _run(names: Sequence[str], how: str, ranks: int) -> dict[str, list[updates.A
     with tempfile.TemporaryDirectory() as directory:
         found = jobs.run(jobs.Job("programs.run_program", ranks, how, {
             "checkout": str(pathlib.Path(_CHECKOUT.value).resolve()), "arrays": directory},
-            **comparison.limits()), names)
+            **command.limits()), names)
         return {name: arrays.load(directory, name) if found[name].outcome == "passed"
                 else outcomes.short(found[name].error) for name in names}
 
@@ -55,7 +55,7 @@ def compared(names: Sequence[str], results: dict[str, dict[str, object]]) -> Non
         missing = [name for name in names if not results[name]["plain"] and run not in results[name]["runs"]]
         for name, outcome in _run(missing, policy, int(ranks)).items():
             results[name]["runs"][run] = outcome if isinstance(outcome, str) else _compare(plain[name][0], outcome)
-        comparison.write(results)
+        command.write(results)
 
 
 def _compare(plain: updates.Arrays, ranks: Sequence[updates.Arrays]) -> dict[str, object] | str:
@@ -125,15 +125,15 @@ def _is_right(result: dict[str, object]) -> bool:
 
 
 def main(_: Sequence[str]) -> int:
-    results = comparison.stored()
-    names = comparison.wanted(recipe.name for recipe in program_recipes.RECIPES)
+    results = command.stored()
+    names = command.wanted(recipe.name for recipe in program_recipes.RECIPES)
     missing = [name for name in names if not set(_RUNS.value) <= set(results.get(name, {"runs": {}})["runs"])]
     for start in progress.track(range(0, len(missing), _TOGETHER.value), "programs"):
         together = missing[start:start + _TOGETHER.value]
         compared(together, results)
         for name in together:
             print(name, json.dumps(results[name]), flush=True)
-    comparison.write(page=table(results))
+    command.write(page=table(results))
     explained = {recipe.name for recipe in program_recipes.RECIPES if recipe.explained}
     absent = {"plain": "", "runs": {}}
     wrong = [name for name in names if name not in explained and not _is_right(results.get(name, absent))]

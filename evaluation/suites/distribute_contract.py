@@ -16,7 +16,7 @@ from typing import Any
 from absl import app
 import numpy as np
 
-from evaluation.runner import comparison
+from evaluation.runner import command
 from evaluation.runner import jobs
 from evaluation.runner.outcomes import Difference
 from evaluation.runner.outcomes import Outcome
@@ -109,19 +109,19 @@ def _short(value: Any) -> str:
 def _run(suite: str, run: str, before: Mapping[str, Outcomes]) -> Outcomes:
     reference = _RUNS[run]
     job = jobs.Job("suites.contract_rank", 2 if run == "2 ranks" else 1, "PoseidonStrategy" if reference else run,
-                   **comparison.limits())
-    found = jobs.run(job, comparison.wanted(contract_checks.CHECKS))
+                   **command.limits())
+    found = jobs.run(job, command.wanted(contract_checks.CHECKS))
     return {name: judged(outcome, before[reference].get(name, outcome)) if reference else outcome
             for name, outcome in found.items()}
 
 
-COMPARISON = comparison.Comparison(
+COMMAND = command.Command(
     "The contract of tf.distribute", "evaluation.suites.distribute_contract", _ABOUT, _RUNS, DIFFERENCES,
     row=lambda suite, check: check.partition("/")[0])
 
 
 def main(_: Sequence[str]) -> int:
-    return COMPARISON.main(["checks"], _run)
+    return COMMAND.main(["checks"], _run)
 
 
 if __name__ == "__main__":

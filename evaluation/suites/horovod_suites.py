@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import functools
 import importlib.util
 import os
 import pathlib
@@ -25,7 +24,7 @@ from absl import app
 from absl import flags
 
 from evaluation.runner import arrays
-from evaluation.runner import comparison
+from evaluation.runner import command
 from evaluation.runner import jobs
 from evaluation.runner.outcomes import Difference
 from evaluation.runner.outcomes import Outcome
@@ -100,18 +99,19 @@ def check_checkout(directory: str) -> None:
         raise app.UsageError(f"{', '.join(missing)} cannot be imported; install as the head of {__file__} says.")
 
 
-def _sums(scheme: str | None, outcomes: Iterable[Outcome]) -> int:
-    """Returns how many sums the passes rewrote on rank 0; with a scheme, how many travel by it."""
-    plans = [plan for outcome in outcomes for plan in (outcome.values or [None])[0] or () if isinstance(plan, dict)]
-    return sum(sum(plan.values()) if scheme is None else plan.get(scheme, 0) for plan in plans)
+def _plans(outcomes: Iterable[Outcome]) -> list[dict[str, int]]:
+    """Returns how many sums travel by which scheme, of each graph that the passes rewrote on rank 0."""
+    return [plan for outcome in outcomes for plans in outcome.values[:1] for plan in plans or ()
+            if isinstance(plan, dict)]
 
 
 _SUITES = {suite.name: suite for suite in SUITES}
 _EXAMPLES = {example.name: example for example in horovod_examples.EXAMPLES}
-COMPARISON = comparison.Comparison(
+COMMAND = command.Command(
     "Horovod's tests and examples", "evaluation.suites.horovod_suites", _ABOUT, {"plain": "", "enabled": "plain"},
     DIFFERENCES, CAUSES, row=lambda suite, item: "examples" if suite in _EXAMPLES else suite,
-    columns={"sums": functools.partial(_sums, None), "as factors": functools.partial(_sums, "sfb")},
+    columns={"sums": lambda found: sum(sum(plan.values()) for plan in _plans(found)),
+             "as factors": lambda found: sum(plan.get("sfb", 0) for plan in _plans(found))},
     packages={"Horovod": "horovod", "tf_keras": "tf_keras"})
 
 
@@ -129,16 +129,16 @@ def main(_: Sequence[str]) -> int:
     def run(suite: str, run: str, before: Mapping[str, Outcomes]) -> Outcomes:
         how = "plain" if run == "plain" else _POLICY.value
         if suite in _SUITES:
-            return run_suite(_SUITES[suite], checkout, how, _WITHOUT.value, **comparison.limits())
+            return run_suite(_SUITES[suite], checkout, how, _WITHOUT.value, **command.limits())
         found = jobs.run(jobs.Job("suites.horovod_rank", _RANKS, how, {
             "checkout": checkout, "arrays": f"{directory}/{run}"}, {"TF_USE_LEGACY_KERAS": "1"},
-            **comparison.limits()), [suite])
+            **command.limits()), [suite])
         return found if run == "plain" else arrays.judged(
             before["plain"], found, (f"{directory}/plain", f"{directory}/{run}"), lambda name: _ROUNDING)
 
     with tempfile.TemporaryDirectory() as directory:
-        return COMPARISON.main(comparison.wanted([*_SUITES, *_EXAMPLES]), run, with_files=_EXAMPLES,
-                               is_complete=not _WITHOUT.value)
+        return COMMAND.main(command.wanted([*_SUITES, *_EXAMPLES]), run, with_files=_EXAMPLES,
+                            is_complete=not _WITHOUT.value)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import re
 from absl import app
 from absl import flags
 
-from evaluation.runner import comparison
+from evaluation.runner import command
 from evaluation.runner import jobs
 from evaluation.runner.outcomes import Difference
 from evaluation.runner.outcomes import Outcomes
@@ -67,7 +67,7 @@ TensorFlow, on this machine. Random seeds are the same everywhere. Each rank has
 except in `callbacks`, whose files rank 0 alone writes."""
 
 _RANKS = {"plain": 0, "1 rank": 1, "2 ranks": 2}  # 0 without a strategy
-COMPARISON = comparison.Comparison(
+COMMAND = command.Command(
     "Keras' own tests", "evaluation.suites.keras_suites", _ABOUT,
     {run: "plain" if ranks else "" for run, ranks in _RANKS.items()}, DIFFERENCES)
 
@@ -91,14 +91,14 @@ def _run(suite: str, run: str, before: Mapping[str, Outcomes]) -> Outcomes:
     job = jobs.Job("suites.keras_rank", max(ranks, 1), "scope" if ranks else "plain",
                    {"checkout": str(pathlib.Path(_KERAS.value).resolve()), "suite": suite,
                     "is_shared": suite in _SHARED},
-                   {"PYTHONHASHSEED": "0", "TF_NUM_INTRAOP_THREADS": "1"}, **comparison.limits())
+                   {"PYTHONHASHSEED": "0", "TF_NUM_INTRAOP_THREADS": "1"}, **command.limits())
     return jobs.run(job, [test for test, outcome in before["plain"].items() if outcome.outcome == "passed"]
                     if ranks else None)
 
 
 def main(_: Sequence[str]) -> int:
     check_version(pathlib.Path(_KERAS.value).resolve())
-    return COMPARISON.main(comparison.wanted(SUITES), _run)
+    return COMMAND.main(command.wanted(SUITES), _run)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from absl import app
 from absl import flags
 
 from evaluation.runner import arrays
-from evaluation.runner import comparison
+from evaluation.runner import command
 from evaluation.runner import jobs
 from evaluation.runner.outcomes import Outcomes
 from evaluation.suites import tool_programs
@@ -32,13 +32,13 @@ def main(_: Sequence[str]) -> int:
     def run(suite: str, run: str, before: Mapping[str, Outcomes]) -> Outcomes:
         ranks, how = (1, "plain") if run == "plain" else (int(run.split()[0]), run.split()[1])
         found = jobs.run(jobs.Job("suites.tool_programs", ranks, how, {"arrays": f"{directory}/{run}"},
-                                  **comparison.limits()), comparison.wanted(tool_programs.PROGRAMS))
+                                  **command.limits()), command.wanted(tool_programs.PROGRAMS))
         return found if run == "plain" else arrays.judged(
             before["plain"], found, (f"{directory}/plain", f"{directory}/{run}"),
             lambda name: _BOUNDS["float32" if name in _SINGLE else tool_programs.PRECISION[name]], smallest=1e-3)
 
     with tempfile.TemporaryDirectory() as directory:
-        return comparison.Comparison(
+        return command.Command(
             "Programs with tools around Keras", "evaluation.suites.tools",
             "Updates of plain SGD, results and logs on ranks, beside those of plain Keras.",
             {"plain": "", **dict.fromkeys(_RUNS.value, "plain")}).main(["tools"], run, with_files=["tools"])

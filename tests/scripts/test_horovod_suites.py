@@ -44,7 +44,7 @@ def test_enabled_tests(tmp_path):
     assert {name: result.outcome for name, result in results.items()} == {
         "test_sums.py, Keras 3::test_sum": "passed", "test_sums.py, Keras 3::test_fails_after_enable": "failed"}
     assert {"sfb": 1} in results["test_sums.py, Keras 3::test_sum"].values[0]
-    count = horovod_suites.COMPARISON.columns
+    count = horovod_suites.COMMAND.columns
     assert count["as factors"](results.values()) == 1 <= count["sums"](results.values())
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from evaluation.runner import arrays
 from evaluation.runner import outcomes
-from evaluation.runner.comparison import Comparison
+from evaluation.runner.command import Command
 from evaluation.runner.outcomes import Difference
 from evaluation.runner.outcomes import Outcome
 from evaluation.suites import horovod_suites
@@ -106,7 +106,7 @@ def test_outcomes_are_the_worst_of_all_ranks(notes, outcome):
 PASSED, FAILED, SKIPPED = Outcome("passed"), Outcome("failed", "as it does"), Outcome("skipped", "no device")
 RUNS = {"plain": "", "1 rank": "plain", "2 ranks": "plain"}
 KNOWN = Difference("known*", "it is so", ("2 ranks",), "as .* does")
-COMPARISON = Comparison("Own tests", "command", "About.", RUNS, [KNOWN], [Difference("*", "no wonder", error="as it")],
+COMMAND = Command("Own tests", "command", "About.", RUNS, [KNOWN], [Difference("*", "no wonder", error="as it")],
                         columns={"values": lambda found: sum(sum(outcome.values) for outcome in found)})
 
 
@@ -132,7 +132,7 @@ def test_report_has_every_failure():
         "plain": {"known|": PASSED, "a": FAILED, "b": SKIPPED, "c": PASSED},
         "1 rank": {"known|": PASSED, "c": Outcome("passed", difference=1e-7)},
         "2 ranks": {"known|": Outcome("failed", "as | does"), "c": Outcome("passed", values=[3], difference=0.0)}}}
-    page = COMPARISON.page(results, outcomes.failures(results, RUNS, [KNOWN]))
+    page = COMMAND.page(results, outcomes.failures(results, RUNS, [KNOWN]))
     assert "| suite | items | plain: passed | plain: skipped | 1 rank: passed | 2 ranks: passed | values |" in page
     assert "| suite | 4 | 2 | 1 | 2 | 1 | 3 |" in page and "| **all** | 4 | 2 | 1 | 2 | 1 | 3 |" in page
     assert "### It is so\n\n| item | runs | error |\n|---|---|---|\n| `known/` | 2 ranks | as / does |" in page

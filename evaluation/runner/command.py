@@ -57,12 +57,12 @@ def write(results: Any = None, page: str = "") -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """What is compared, and how its report reads.
+class Command:
+    """What a command compares, and how its report reads.
 
     Attributes:
         title: Of the report.
-        command: The module that writes it.
+        module: The module of the command.
         about: Its first paragraph.
         runs: The runs in order, each with the one that it is compared with; "" if with none.
         differences: Why items may end worse.
@@ -73,7 +73,7 @@ class Comparison:
     """
 
     title: str
-    command: str
+    module: str
     about: str
     runs: Mapping[str, str]
     differences: Sequence[Difference] = ()
@@ -122,7 +122,7 @@ class Comparison:
         reasons = collections.defaultdict(lambda: collections.defaultdict(list))
         for failure in found:
             reasons[failure.reason or "nobody has explained it"][failure.item, failure.error].append(failure.run)
-        parts = [f"# {self.title}", f"Written by `{self.command} --markdown`, with {versions}.", self.about,
+        parts = [f"# {self.title}", f"Written by `{self.module} --markdown`, with {versions}.", self.about,
                  self._counts(results), "## Failures, by their reasons" if found else ""]
         for reason, items in reasons.items():
             parts += [f"### {reason[0].upper()}{reason[1:]}", _table(
