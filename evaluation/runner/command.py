@@ -24,7 +24,7 @@ from evaluation.runner.outcomes import Outcomes
 from evaluation.runner.outcomes import Results
 
 _NAMES = flags.DEFINE_list("names", ["*"], "Patterns of the names of what is to run.")
-_JSON = flags.DEFINE_string("json", None, "File for all outcomes; what it has is not run again.")
+_JSON = flags.DEFINE_string("json", None, "File for all outcomes; runs that it has are not repeated.")
 _MARKDOWN = flags.DEFINE_string("markdown", None, "File for the report.")
 _TIMEOUT = flags.DEFINE_float("timeout_s", 300, "Longest time of a test, a check or a program.")
 _WAIT = flags.DEFINE_float("wait_s", 60, "How long the other ranks may take after one has failed.")
