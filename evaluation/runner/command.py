@@ -64,9 +64,10 @@ class Command:
         title: Of the report.
         module: The module of the command.
         about: Its first paragraph.
-        runs: The runs in order, each with the one that it is compared with; "" if with none.
+        runs: The runs in order, each with the one than which no item may end worse: the same one where all may fail, ""
+            where all must pass.
         differences: Why items may end worse.
-        causes: Why they may fail in a run that is compared with none.
+        causes: Why they fail where they may, for the report.
         row: Returns the row of the report in which an item counts, given its suite and its name.
         columns: Further columns: what they count of the outcomes of the last run.
         packages: Further packages whose versions the report has.
@@ -111,7 +112,7 @@ class Command:
         found = outcomes.failures(results, self.runs, self.differences)
         write(page=self.page(results, found))
         lines = outcomes.problems(found, self.differences, is_complete and _NAMES.value == ["*"])
-        print("\n".join([f"{len(found)} end worse than in the run that they are compared with, of which "
+        print("\n".join([f"{len(found)} end worse than they may, of which "
                          f"{sum(bool(failure.reason) for failure in found)} are explained", *lines]))
         return bool(lines)
 
@@ -148,7 +149,7 @@ class Command:
                       [*table, ["**all**", *(sum(column) for column in list(zip(*table))[1:])]])
 
     def _differences(self, results: Results) -> str:
-        names = [name for name, reference in self.runs.items() if reference]
+        names = [name for name, reference in self.runs.items() if reference not in ("", name)]
         rows = [[item, *(_apart(runs[name].get(item)) for name in names)] for runs in results.values()
                 for item in runs[names[0]] if any(outcome.difference is not None
                                                   for name in names for outcome in runs[name].values())]
@@ -159,7 +160,7 @@ class Command:
         for runs in results.values():
             for name, reference in self.runs.items():
                 for item, outcome in runs[name].items():
-                    if not reference and outcome.outcome != "passed":
+                    if reference == name and outcome.outcome != "passed":
                         cause = outcomes.reason(self.causes, item, name, outcome.error)
                         items[outcome.outcome, cause or outcomes.short(outcome.error)].append(_code(item))
         return _table(["outcome", "cause", "number", "items"], [

@@ -98,12 +98,12 @@ def reason(differences: Sequence[Difference], item: str, run: str, error: str) -
 
 
 def failures(results: Results, references: Mapping[str, str], differences: Sequence[Difference]) -> list[Failure]:
-    """Returns what has ended worse in a run than in its reference; what that has not must pass."""
+    """Returns what has ended worse in a run than in its reference; what that has not, or without one, must pass."""
     found = []
     for runs in results.values():
         for run, reference in references.items():
-            for item, outcome in runs[run].items() if reference else ():
-                expected = runs[reference].get(item, Outcome("passed"))
+            for item, outcome in runs[run].items():
+                expected = runs.get(reference, {}).get(item, Outcome("passed"))
                 if _QUALITY.index(outcome.outcome) < _QUALITY.index(expected.outcome):
                     found.append(Failure(item, run, outcome.error, reason(differences, item, run, outcome.error)))
     return found

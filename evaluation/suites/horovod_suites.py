@@ -108,7 +108,7 @@ def _plans(outcomes: Iterable[Outcome]) -> list[dict[str, int]]:
 _SUITES = {suite.name: suite for suite in SUITES}
 _EXAMPLES = {example.name: example for example in horovod_examples.EXAMPLES}
 COMMAND = command.Command(
-    "Horovod's tests and examples", "evaluation.suites.horovod_suites", _ABOUT, {"plain": "", "enabled": "plain"},
+    "Horovod's tests and examples", "evaluation.suites.horovod_suites", _ABOUT, {"plain": "plain", "enabled": "plain"},
     DIFFERENCES, CAUSES, row=lambda suite, item: "examples" if suite in _EXAMPLES else suite,
     columns={"sums": lambda found: sum(sum(plan.values()) for plan in _plans(found)),
              "as factors": lambda found: sum(plan.get("sfb", 0) for plan in _plans(found))},

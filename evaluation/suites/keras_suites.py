@@ -69,7 +69,7 @@ except in `callbacks`, whose files rank 0 alone writes."""
 _RANKS = {"plain": 0, "1 rank": 1, "2 ranks": 2}  # 0 without a strategy
 COMMAND = command.Command(
     "Keras' own tests", "evaluation.suites.keras_suites", _ABOUT,
-    {run: "plain" if ranks else "" for run, ranks in _RANKS.items()}, DIFFERENCES)
+    dict.fromkeys(_RANKS, "plain"), DIFFERENCES)
 
 
 def check_version(root: pathlib.Path) -> None:

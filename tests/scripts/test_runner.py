@@ -104,7 +104,7 @@ def test_outcomes_are_the_worst_of_all_ranks(notes, outcome):
 
 
 PASSED, FAILED, SKIPPED = Outcome("passed"), Outcome("failed", "as it does"), Outcome("skipped", "no device")
-RUNS = {"plain": "", "1 rank": "plain", "2 ranks": "plain"}
+RUNS = {"plain": "plain", "1 rank": "plain", "2 ranks": "plain"}
 KNOWN = Difference("known*", "it is so", ("2 ranks",), "as .* does")
 COMMAND = Command("Own tests", "command", "About.", RUNS, [KNOWN], [Difference("*", "no wonder", error="as it")],
                         columns={"values": lambda found: sum(sum(outcome.values) for outcome in found)})
@@ -125,6 +125,12 @@ def test_failures_need_reasons_and_reasons_failures(plain, run, found, problem):
     results = {"suite": dict.fromkeys(RUNS, {}) | {"plain": plain, run: found}}
     lines = outcomes.problems(outcomes.failures(results, RUNS, [KNOWN]), [KNOWN], is_complete=True)
     assert problem in lines if problem else not lines
+
+
+@pytest.mark.parametrize("reference, failed", [("", ["a"]), ("plain", [])])
+def test_items_must_pass_in_a_run_that_has_no_reference(reference, failed):
+    found = outcomes.failures({"suite": {"plain": {"a": FAILED, "b": PASSED}}}, {"plain": reference}, [])
+    assert [failure.item for failure in found] == failed
 
 
 def test_report_has_every_failure():
