@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -23,9 +24,9 @@ def markdown_flag(what: str = "File for the table.") -> flags.FlagHolder[str | N
 
 
 def write_json(path: str | pathlib.Path | None, values: Any) -> None:
-    """Writes values as JSON, if there is a path."""
+    """Writes values, which may be dataclasses, as JSON, if there is a path."""
     if path:
-        pathlib.Path(path).write_text(json.dumps(values, indent=1) + "\n")
+        pathlib.Path(path).write_text(json.dumps(values, indent=1, default=dataclasses.asdict) + "\n")
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from absl import flags
 
+from evaluation import output
 from evaluation.runner import outcomes
 from evaluation.runner.outcomes import Difference
 from evaluation.runner.outcomes import Failure
@@ -24,8 +25,8 @@ from evaluation.runner.outcomes import Outcomes
 from evaluation.runner.outcomes import Results
 
 _NAMES = flags.DEFINE_list("names", ["*"], "Patterns of the names of what is to run.")
-_JSON = flags.DEFINE_string("json", None, "File for all outcomes; runs that it has are not repeated.")
-_MARKDOWN = flags.DEFINE_string("markdown", None, "File for the report.")
+_JSON = output.json_flag(what="File for all outcomes; runs that it has are not repeated.")
+_MARKDOWN = output.markdown_flag()
 _TIMEOUT = flags.DEFINE_float("timeout_s", 300, "Longest time of a test, a check or a program.")
 _WAIT = flags.DEFINE_float("wait_s", 60, "How long the other ranks may take after one has failed.")
 
@@ -50,8 +51,8 @@ def stored() -> dict[str, Any]:
 
 def write(results: Any = None, page: str = "") -> None:
     """Writes results to the file of --json, or a page to that of --markdown."""
-    if _JSON.value and results is not None:
-        pathlib.Path(_JSON.value).write_text(json.dumps(results, indent=1, default=dataclasses.asdict) + "\n")
+    if results is not None:
+        output.write_json(_JSON.value, results)
     if _MARKDOWN.value and page:
         pathlib.Path(_MARKDOWN.value).write_text(page)
 
@@ -173,8 +174,7 @@ def _count(found: Outcomes, outcome: str) -> int:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [f"| {' | '.join(map(str, line))} |" for line in (head, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) if rows else ""
+    return "\n".join(output.markdown_table(head, [list(map(str, row)) for row in rows])) if rows else ""
 
 
 def _code(name: str) -> str:

@@ -11,16 +11,14 @@ for chrome://tracing or ui.perfetto.dev: a process per system and node; of nodes
 """
 
 import dataclasses
-import json
 import math
-import pathlib
 
 from absl import app
 from absl import flags
 import rich.console
 import rich.progress
-import rich.table
 
+from evaluation import output
 from evaluation.simulation import inputs
 from evaluation.simulation import simulation
 from tf_poseidon import planning
@@ -55,7 +53,7 @@ _ORDER = flags.DEFINE_enum("order", None, ["fifo", "priority"], "Which message l
                            "what is needed first; by default the latter between steps that overlap.")
 _MERGE = flags.DEFINE_bool("merge", False, "Whether small messages wait for each other; see --message_us.")
 _KV_PAIR = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "Size of KV pairs.")
-_JSON = flags.DEFINE_string("json", None, "File for the results.")
+_JSON = output.json_flag()
 _TRACE = flags.DEFINE_string("trace", None, "File for the events of the step with the most nodes.")
 
 
@@ -152,18 +150,12 @@ def trace(results):
 
 
 def print_table(title, rows):
-    table = rich.table.Table(title=title)
-    for column in ("nodes", "system", "step, ms", "images/s", "speed-up", "exposed, ms", "rebuild, ms",
-                   "GB per node", "worst node"):
-        table.add_column(column, justify="left" if column == "system" else "right")
-    for i, row in enumerate(rows):
-        rate = row["images_per_s"]
-        table.add_row(str(row["nodes"]), row["system"], f"{row['step_ms']:.1f}",
-                      f"{rate:.1f}" if rate else "", f"{row['speed_up']:.2f}", f"{row['exposed_ms']:.1f}",
-                      f"{row['rebuild_ms']:.1f}", f"{row['mean_node_bytes'] / 1e9:.3f}",
-                      f"{row['worst_node_bytes'] / 1e9:.3f}",
-                      end_section=i + 1 < len(rows) and rows[i + 1]["nodes"] != row["nodes"])
-    rich.console.Console(width=110).print(table)
+    cells = [(str(row["nodes"]), row["system"], f"{row['step_ms']:.1f}",
+              f"{row['images_per_s']:.1f}" if row["images_per_s"] else "", f"{row['speed_up']:.2f}",
+              f"{row['exposed_ms']:.1f}", f"{row['rebuild_ms']:.1f}", f"{row['mean_node_bytes'] / 1e9:.3f}",
+              f"{row['worst_node_bytes'] / 1e9:.3f}") for row in rows]
+    output.show(title, ("nodes", "system", "step, ms", "images/s", "speed-up", "exposed, ms", "rebuild, ms",
+                        "GB per node", "worst node"), cells, left=2)
 
 
 def main(arguments):
@@ -187,12 +179,11 @@ def main(arguments):
                 "bytes sent plus received in a step", rows)
     for path, value in ((_JSON.value, {"title": title, "results": rows, "flags": given_flags()}),
                         (_TRACE.value, trace(traced))):
-        if path:
-            try:
-                pathlib.Path(path).write_text(json.dumps(value, indent=1))
-            except OSError as error:
-                raise SystemExit(f"The file '{path}' cannot be written ({error.strerror}), expected one in a "
-                                 "directory that exists: choose another.") from error
+        try:
+            output.write_json(path, value)
+        except OSError as error:
+            raise SystemExit(f"The file '{path}' cannot be written ({error.strerror}), expected one in a directory "
+                             "that exists: choose another.") from error
 
 
 def given_flags():

@@ -20,6 +20,7 @@ from absl import flags
 import rich.console
 import rich.progress
 
+from evaluation import output
 from evaluation.simulation import inputs
 from evaluation.simulation import simulation
 
@@ -164,5 +165,5 @@ def main(_: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     _TABLE = flags.DEFINE_enum("table", "policies", list(_TABLES), "Which table.")
-    _MARKDOWN = flags.DEFINE_string("markdown", None, "File for the table.")
+    _MARKDOWN = output.markdown_flag()
     app.run(main)

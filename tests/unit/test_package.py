@@ -59,7 +59,6 @@ OF_KEYWORDS = {
     "explanations/explaining.py explain",
     "saved_graphs/verifying.py verify",
     "strategy/poseidon_strategy.py __init__",
-    "graph_passes/partition/partitioner.py partition",
 }
 
 
