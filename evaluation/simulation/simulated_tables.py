@@ -1,4 +1,4 @@
-"""Simulates policy `auto` on many clusters: beside all others, or single steps beside steps that overlap; for tables.
+"""Simulates policy `auto` on many clusters, beside all other systems or with steps that overlap, and writes a table.
 
     python -m evaluation.simulation.simulated_tables --table policies --markdown docs/results/policies.md
     python -m evaluation.simulation.simulated_tables --table overlap --markdown docs/results/overlap_simulated.md
