@@ -107,8 +107,8 @@ def main(folder):
         reports[mode] = dict(tables=[timeline.table(rank) for rank in range(size)], mine=str(timeline),
                              ends=ends)
         if mode == "rewritten":
-            reports["plan"] = {site.site: site.scheme
-                               for site in (*strategy.plan.decisions, *strategy.plan.exchanges)}
+            plan = strategy.plan
+            reports["plan"] = {d.site: d.scheme for d in plan.decisions} | {e.site: e.kind for e in plan.exchanges}
     reports["eager"] = record_eager(strategy, model, x, y, folder / "traces" / "eager.json")
     assert not any("timeline" in site for site in strategy.stats()["sites"])
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
