@@ -23,8 +23,9 @@ def main() -> None:
         print("python -m evaluation.MODULE, with --help for its flags:\n")
         print("\n".join(f"  {name:{width}}  {summary}" for name, summary in commands.items()))
         return
-    # Python has put the folder of this file there.
-    sys.path[0] = str(_FOLDER.parent)
+    if pathlib.Path(sys.path[0]).resolve() == _FOLDER:  # run by the folder's name
+        del sys.path[0]
+    sys.path.append(str(_FOLDER.parent))  # at the end: an installed tf_poseidon is used
     del sys.argv[0]
     runpy.run_module(f"evaluation.{sys.argv[0]}", run_name="__main__", alter_sys=True)
 

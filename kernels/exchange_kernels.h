@@ -1,6 +1,7 @@
 // PoseidonSync, PoseidonAllReduce, PoseidonBroadcast and PoseidonAllGather on any device: exchange_kernels.cc has those
 // of the CPU, exchange_gpu.cc those of GPUs. They hand the tensor to this process's communicator and return their
-// thread; the communicator's progress thread completes the op.
+// thread; the communicator's progress thread completes the op. In graphs that the passes have
+// rewritten, PoseidonSend and PoseidonRecv (send_recv_kernels.cc) are in the place of PoseidonSync.
 
 #ifndef POSEIDON_EXCHANGE_KERNELS_H_
 #define POSEIDON_EXCHANGE_KERNELS_H_

@@ -53,7 +53,7 @@ REGISTER_OP("PoseidonSend")
     .SetIsDistributedCommunication()
     .SetShapeFn(SendShape)
     .Doc(R"doc(
-Starts to synchronise one site and returns at once.
+Starts to synchronise one site and returns at once: an exchange of all ranks, no message to one of them.
 
 tensors: With scheme "ps" the gradient, of any shape. With "sfb" its factors U [K, M] and V [K, N],
   and whatever else travels with them, matrices all; K may differ between ranks.

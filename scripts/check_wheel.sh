@@ -31,7 +31,7 @@ sys.exit('check_wheel: the wheel has the ops of emulated accelerators, which are
     tf-poseidon selftest
     if [ "$beside" = tensorflow ]; then
       pip install --quiet pytest
-      cd "$root/tests"
+      cd "$root/tests"  # where the wheel is imported, not the source tree: conftest.py
       python -m pytest --quiet --rootdir . graphs/test_placement.py
     fi
   )

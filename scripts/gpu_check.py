@@ -4,5 +4,6 @@ import pathlib
 import runpy
 import sys
 
-sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+del sys.path[0]  # this folder
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))  # at the end: an installed tf_poseidon is used
 runpy.run_module("evaluation.gpu.gpu_check", run_name="__main__", alter_sys=True)

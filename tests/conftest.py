@@ -2,9 +2,14 @@
 
 import collections
 import os
+import pathlib
 import signal
+import sys
 
 import pytest
+
+# The package `evaluation`; at the end, so that an installed tf_poseidon is tested.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
 
 
 def pytest_addoption(parser):

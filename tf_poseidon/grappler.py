@@ -1,4 +1,4 @@
-"""Makes TensorFlow's graph optimizer, Grappler, run our passes on every function before it first runs.
+"""Makes TensorFlow's graph optimizer, Grappler, run our passes on functions that synchronise gradients.
 
 The ops that the partitioner or `strategy.run` puts into a function synchronise completely. Passes make that
 faster; if they do not run, a warning says so, and the result is the same.

@@ -9,7 +9,7 @@
 //
 // Files, in the order in which data passes through them: communicator (the thread), protocol (hands over what is
 // submitted and what arrives), dense_exchanges (the worker's side), kv_pairs (cutting), routes (from node to node),
-// server (collecting), sum, factors (sufficient factor broadcasting), agreement, sender, packets, frame and
+// server (collecting), sum, gather_exchanges (sufficient factor broadcasting), sender, packets, frame and
 // frame_checks (what is sent), transport (what sends it). Beside them: heartbeats, and pings (measuring links).
 
 #ifndef POSEIDON_COMMUNICATOR_COMMUNICATOR_H_

@@ -49,7 +49,8 @@ struct FrameHeader {
                        // kGpuFactors, 1 if more rows of this part follow, else 0
   int32_t root;        // the only contributing rank of a broadcast, -1 for a sum; whose factors these are
   uint64_t site;       // hash of the site's name
-  uint64_t step;       // how often this site was exchanged before; of a ping and its answer, a number
+  uint64_t step;       // how often this site was exchanged before (of a KV pair: dense; of factors: in either way), no
+                       // step of the training; of a ping and its answer, a number
   uint64_t layout;     // digest of everything that decides how bytes are cut and routed
   uint64_t count;      // elements of the whole tensor; of factors, the digest of their form
   uint64_t offset;     // first byte of this KV pair in the tensor; of factors, the bytes of one row

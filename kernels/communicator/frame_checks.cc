@@ -46,7 +46,7 @@ std::string FrameChecks::Wrong(int peer, const FrameHeader& header) const {
     case FrameKind::kPong:
       return header.length == 0 ? "" : Text("an answer of ", header.length, " bytes to a ping, expected none");
     default:
-      return Text("a frame of kind ", static_cast<int>(header.kind), ", expected 0 to 3, or a ping or its answer");
+      return Text("a frame of kind ", static_cast<int>(header.kind), ", expected one of this version");
   }
 }
 

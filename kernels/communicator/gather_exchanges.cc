@@ -240,7 +240,7 @@ std::string GatherExchanges::CheckArrivals(const State& state) const {
     const size_t row_bytes = is_known ? mine.parts[theirs.detail].row_bytes : 0;
     if (is_known && theirs.offset == row_bytes) continue;
     std::ostringstream text;
-    text << "Ranks disagree about the factors of '" << mine.site << "': rank " << from.first << " sends rows of "
+    text << "Ranks disagree about the rows of '" << mine.site << "': rank " << from.first << " sends rows of "
          << theirs.offset << " bytes as part " << theirs.detail << ", rank " << transport_->rank() << " of "
          << row_bytes << ". Build the same model on all ranks.";
     return text.str();

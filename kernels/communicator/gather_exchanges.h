@@ -122,7 +122,7 @@ class GatherExchanges {
   void OnRefusal(int peer, const FrameHeader& header);
 
   // This rank sends the dense gradient of the site: after it has found its factors incomplete, or
-  // because it has none. Returns what it says of them.
+  // because it has none; the others may be told so. Returns what it says of them.
   DenseForm StartDense(uint64_t site);
 
   // The dense gradient was summed; `common` is the form that all ranks have, 0 if forms differ.

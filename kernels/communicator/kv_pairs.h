@@ -1,5 +1,5 @@
-// How a tensor is cut into KV pairs and which server owns each: a pure function of its size, so
-// that all ranks cut alike without asking each other.
+// How a tensor is cut into KV pairs (the key: name, step and offset; the value: its bytes) and which server owns each:
+// a pure function of its size, so that all ranks cut alike without asking each other.
 
 #ifndef POSEIDON_COMMUNICATOR_KV_PAIRS_H_
 #define POSEIDON_COMMUNICATOR_KV_PAIRS_H_

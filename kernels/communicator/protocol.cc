@@ -264,7 +264,7 @@ void Protocol::CheckDeadlines() {
     return FailOverdue(Text("exchange '", overdue->site, "' (", overdue->scheme, ")"), overdue->ranks);
   }
   if (auto overdue = gathering_.FindOverdue(now, options_.timeout_s)) {
-    return FailOverdue(Text("exchange '", overdue->site, "' (sfb)"), overdue->ranks);
+    return FailOverdue(Text("exchange '", overdue->site, "' (gather)"), overdue->ranks);
   }
   if (auto peer = pings_.FindOverdue(now, options_.timeout_s)) FailOverdue("answer a ping", {*peer});
 }

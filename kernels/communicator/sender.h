@@ -19,7 +19,7 @@ namespace poseidon {
 
 class Sender {
  public:
-  // `kv_pair_bytes` limits the bytes of bulk transfers in flight to one peer, see `Credit`.
+  // `kv_pair_bytes` limits the bytes of bulk transfers in flight to one peer, see `MayStart`.
   Sender(Transport* transport, uint64_t layout, size_t kv_pair_bytes, Statistics* statistics)
       : transport_(transport),
         layout_(layout),

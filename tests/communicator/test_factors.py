@@ -164,7 +164,7 @@ def test_other_columns_end_the_job():
             "w", parts_of(rank.rank, columns=(3, 4 + rank.rank)))())
         for outcome in outcomes:
             assert isinstance(outcome, JobEndedError)
-            assert "Ranks disagree about the factors of 'w'" in str(outcome)
+            assert "Ranks disagree about the rows of 'w'" in str(outcome)
 
 
 def test_rank_that_hangs_is_named_and_not_those_whose_factors_it_passes_on():
@@ -173,7 +173,7 @@ def test_rank_that_hangs_is_named_and_not_those_whose_factors_it_passes_on():
     options = JobOptions(timeout_s=0.3, startup_timeout_s=5.0, ranks_per_node=2)
     ranks = [join_sockets(rank, sockets[rank], options) for rank in (0, 1, 3)]
     for outcome in in_parallel(ranks, lambda rank: rank.submit_factors("w", parts_of(rank.rank))()):
-        assert "waited 0.3 s for rank 2 to exchange 'w' (sfb)" in str(outcome)
+        assert "waited 0.3 s for rank 2 to exchange 'w' (gather)" in str(outcome)
     for rank in ranks:
         rank.leave()
 

@@ -19,6 +19,7 @@ from tensorflow.python.ops import handle_data_util
 
 from tf_poseidon import grappler
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition.propagate import dividing
@@ -69,14 +70,29 @@ def test_states_do_not_depend_on_the_order_of_nodes():
 
 
 @pytest.mark.parametrize("seen, expected, height", [
-    ([None, None], None, 0), ([None, Rows(0), Rows(0)], Rows(0), 1), ([SUM, None], WHOLE, 2),
-    ([SUM, Rows(0), SUM], WHOLE, 2), ([WHOLE, SUM], WHOLE, 2)])
+    ([None, None], None, 0), ([None, Rows(0), Rows(0)], Rows(0), 1), ([SUM, None], WHOLE, 3),
+    ([SUM, Rows(0), SUM], WHOLE, 3), ([SUM, Rows(0), SUM, Rows(0)], WHOLE, 3), ([SUM, Rows(0)], Rows(0), 2),
+    ([WHOLE, SUM], WHOLE, 3)])
 def test_what_tensors_agree_on_only_rises(seen, expected, height):
-    agreed, heights = facts.AgreedStates(), []
+    agreed, heights = facts.AgreedStates(changes=1), []
     for state in seen:
         agreed.see("loop", state)
         heights.append(agreed.height)
     assert agreed.get("loop") == expected and heights[-1] == height and heights == sorted(heights)
+
+
+def test_a_state_that_was_found_too_early_does_not_make_a_loop_gather():
+    """The loop's second variable is taken for whole at first, and so the third for a summand."""
+    def build():
+        x, = partitioning.rows(_placeholder(None, 3))
+        zeros = tf.zeros(tf.shape(x), x.dtype)
+        return tf.while_loop(lambda t, *_: t < 3, lambda t, h, d, product: (
+            t + 1, tf.tanh(h), tf.sin(h), tf.reduce_sum(h, 0) * d), (0, x, zeros, zeros))[3]
+
+    made = partitioning.check(build, _feeds(3), tolerance=1e-10)
+    frames = frames_lib.find_frames(graph_lib.in_order(made.partitioned.graph_def))
+    gathers = [frames[node.name] for node in made.partitioned.graph_def.node if node.op == "PoseidonAllGather"]
+    assert gathers == [frames_lib.ROOT]
 
 
 # ---- random numbers ---------------------------------------------------------------------------------------------

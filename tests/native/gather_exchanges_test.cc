@@ -206,7 +206,7 @@ TEST(RowsMayHave4GiBAndMore) {
     unequal.protocol(rank).StartFactors(OnePart(nullptr, 0, rank ? row_bytes : 4), refused.Of(rank), Clock::now());
   }
   unequal.Run([&] { return refused.AreAll(2); }, "rows whose bytes differ by 4 GiB");
-  EXPECT_HOLDS(unequal.rank(0).failure + unequal.rank(1).failure, "Ranks disagree about the factors of 'w'");
+  EXPECT_HOLDS(unequal.rank(0).failure + unequal.rank(1).failure, "Ranks disagree about the rows of 'w'");
   EXPECT_HOLDS(unequal.rank(0).failure + unequal.rank(1).failure, "4294967300");
 }
 

@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if isinstance(error, SystemExit):
             raise
         if sys.excepthook is not sys.__excepthook__:
-            from tf_poseidon.job import runtime
-            runtime.fail_with(Status.OWN_ERROR)  # 1 is for what the command finds to be wrong
+            if runtime := sys.modules.get("tf_poseidon.job.runtime"):  # which loads TensorFlow
+                runtime.fail_with(Status.OWN_ERROR)  # 1 is for what the command finds to be wrong
             raise  # a rank ends its job with the cause
         if interrupts.is_interrupt(error):
             print(f"tf-poseidon {given.command}: interrupted", file=sys.stderr)

@@ -9,5 +9,6 @@ A folder for each stage, in the order in which a graph passes through them:
     write/      the nodes that carry out a plan
     saved/      saved graphs, rewritten as a whole
 
-Start with `session.py`, which runs the passes and says why.
+The partitioner runs first, where functions are traced (`one_process/`). Start with `session.py`, which runs the passes
+behind it when TensorFlow optimizes a graph, and says why.
 """

@@ -1,4 +1,4 @@
-// Hands training graphs that hold a gradient site to the passes, which are Python, and orders the sums of
+// Hands training graphs that hold a gradient site to the passes, which are Python (grappler.py), and orders the sums of
 // partitioned graphs, also in processes without passes.
 //
 // TensorFlow runs this optimizer on every function before it executes it first, twice, with all

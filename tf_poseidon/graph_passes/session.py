@@ -1,6 +1,7 @@
 """Rewrites the training graphs of a job: finds, plans, agrees with the other ranks, and writes.
 
-This is the only place that runs the passes. TensorFlow's graph optimizer, saved graphs and `explain` all use it.
+This is the only place that runs the passes behind the partitioner: TensorFlow's graph optimizer, saved graphs and
+`explain` all use it.
 
 Tests: tests/graphs/test_passes.py, tests/engines/test_drop_in.py.
 """

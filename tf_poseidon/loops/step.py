@@ -1,6 +1,7 @@
 """One step of one rank: which rows it computes, and what it exchanges under which name.
 
-A step is what runs inside one `strategy.run`. It exists while that code runs eagerly or is traced.
+A step is what runs inside one `strategy.run` of a program's own loop; `fit` has none. It exists while that code runs
+eagerly or is traced.
 
 Tests: tests/training/test_training.py, tests/faults/test_failures.py.
 """

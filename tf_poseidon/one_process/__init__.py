@@ -1,4 +1,4 @@
-"""Functions with the meaning that they have in one process, run on the ranks of a job.
+"""Functions with the meaning that they have in one process, run on the ranks of a job; not a job of one process.
 
 A function is traced for global batches, with an unknown number of rows. Its graph is partitioned by rows
 (graph_passes/partition), and the result runs in its place. If it cannot be partitioned, and is the same on all ranks,

@@ -144,7 +144,7 @@ class Steps:
         job_functions.explain(error, self._functions.values(), self._job.communicator)
 
     def _job_function(self, function: Callable[..., Any], call: calls.Call,
-                form: tracing.ResultForm = tracing.ResultForm.WHOLE) -> JobFunction:
+                      form: tracing.ResultForm = tracing.ResultForm.WHOLE) -> JobFunction:
         key = call.key, form
         if key not in self._functions:
             self._functions[key] = tracing.trace(context.as_step(function), call, self._job, self._options, self._rows,

@@ -96,8 +96,10 @@ def _made(kind: Any, fields: Any) -> Any:
         TypeError, ValueError: If they have not.
     """
     types, names = _types(kind), {key: name for (owner, name), key in _KEYS.items() if owner is kind}
-    return kind(**{(name := names.get(key, key)): _value(types.get(name), value, key)
-                   for key, value in _value(dict, fields, kind.__name__.lower()).items()})
+    fields = _value(dict, fields, kind.__name__.lower())
+    if renamed := fields.keys() & names.values():  # these have another key
+        raise TypeError(f"{kind.__name__}.__init__() got an unexpected keyword argument '{min(renamed)}'")
+    return kind(**{(name := names.get(key, key)): _value(types.get(name), value, key) for key, value in fields.items()})
 
 
 def _value(kind: Any, value: Any, name: str) -> Any:

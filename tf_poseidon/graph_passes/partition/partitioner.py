@@ -1,4 +1,4 @@
-"""The pass: from the graph of a one-process step to the graph that each rank runs.
+"""The partitioner: from the graph of a one-process step to the graph that each rank runs.
 
 Requires: a flat graph with one or more `PoseidonRows`. Ensures: if any number of ranks run the result on the same
 inputs, its fetches are those of one process, up to the order of additions; of some, if so wished, each rank has its

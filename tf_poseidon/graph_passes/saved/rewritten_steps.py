@@ -182,7 +182,7 @@ def _rewrite_function(result: graph_pb2.GraphDef, library: functions_lib.Library
     fetches = list(dict.fromkeys(map(_full, returned.values())))
     paths = {argument: given.source for argument, given in by_name.items()}
     partitioned = partitioner.partition(flat, fetches, options.add_shapes, partitioner.KnownVariables(paths),
-                                          rows=options.global_rows)
+                                        rows=options.global_rows)
     partitioned, agree = _with_comparison(_renamed_sites(partitioned, name, taken), inputs, options)
     planned, plan = _planned(partitioned, options)
     whole = dict(zip(fetches, partitioned.fetches))

@@ -3,8 +3,9 @@
 Factors become matrices with the rows of a rank, and a gradient is rebuilt from the rows of all ranks. Subclasses
 exchange the rows.
 
-Exchanges run on the host. If a gradient is computed on another device, its factors are computed there too, and it is
-rebuilt there from the factors of all ranks: no gradient that travels as factors is copied.
+Collectives run on the host; PoseidonSend on the device of the gradient, where it has a kernel. If a gradient is
+computed on another device than the host, its factors are computed there too, and it is rebuilt there from the factors
+of all ranks: no gradient that travels as factors is copied.
 
 Tests: tests/graphs/test_passes.py, tests/graphs/test_placement.py.
 """

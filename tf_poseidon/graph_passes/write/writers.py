@@ -1,9 +1,9 @@
 """The functions that write the nodes of a site, by engine and scheme.
 
-The planner uses a scheme only if the engine has a writer for it. To add a scheme, write a function of a `SiteWriter`
+The planner uses a scheme only if the engine has such a function for it. To add a scheme, write one of a `SiteWriter`
 that leaves the sum under the marker's name, and add a line below for each engine that can carry it out.
 
-A writer
+Such a function
   * leaves the sum in the marker's type and shape, and passes on the controls of the gradient;
   * counts nothing of a rank whose `contributes` is false;
   * sends `wire_dtype`, and sums halves in float, where the marker does;

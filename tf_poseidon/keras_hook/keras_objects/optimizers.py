@@ -23,7 +23,7 @@ from tf_poseidon.one_process import context
 
 def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, grads: Sequence[step_lib.Gradient],
           trainable_variables: Iterable[keras.Variable] | None = None) -> Any:
-    """In `strategy.run`, synchronises gradients before the outermost optimizer clips, decides or accumulates."""
+    """In a program's `strategy.run`, synchronises gradients before the outermost optimizer clips or accumulates."""
     step = step_lib.current()
     if step is None:
         if is_ours(keras_compat.strategy_of(optimizer)) and not context.is_inside():
