@@ -101,7 +101,7 @@ def test(python, series, keras):
     if installed.returncode:
         return {"problem": installed.stderr.strip().splitlines()[-1]}
     row |= json.loads(_run([python, "-c", _VERSIONS], check=True).stdout)
-    tests = _ROOT / "tests"  # from there: the source tree itself is not in Python's path
+    tests = _ROOT / "tests"  # whose conftest.py puts the source tree behind the installed wheel
     steps = {"selftest": [python.with_name("tf-poseidon"), "selftest"],
              "tests": [python, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "-c", _ROOT / "pyproject.toml",
                        "--rootdir", _ROOT, "--numprocesses=2", "--dist=loadfile", "-k", _SELECTED, *_CORE]}
