@@ -58,7 +58,8 @@ _BENCHMARK = ("--model", "MobileNetV2", "--batch-size", "2", "--num-batches-per-
 EXAMPLES = (
     Example("tensorflow2/tensorflow2_mnist.py", (("10000 // hvd.size()", "41 // hvd.size()"), ("(128)", "(16)"))),
     Example("tensorflow2/tensorflow2_keras_mnist.py",
-            (("500 // hvd.size()", "6 // hvd.size()"), ("epochs=24", "epochs=2"), ("(128)", "(16)"))),
+            (("500 // hvd.size()", "6 // hvd.size()"), ("epochs=24", "epochs=2"), ("(128)", "(16)"),
+             ("verbose = 1", "verbose = 2"))),  # a line when an epoch ends, not as time passes
     Example("tensorflow2/tensorflow2_synthetic_benchmark.py",
             arguments=(*_BENCHMARK, "--num-warmup-batches", "0", "--num-iters", "1")),
     Example("tensorflow2/tensorflow2_keras_synthetic_benchmark.py", arguments=(*_BENCHMARK, "--num-iters", "2")),
