@@ -182,7 +182,7 @@ TEST(AGpuThatStopsTakingFactorsIsNamed) {
   std::this_thread::sleep_for(std::chrono::milliseconds(80));
   ranks.job.protocol(0).CheckDeadlines();
   EXPECT_HOLDS(ranks.job.rank(0).failure,
-               "Rank 0 waited 0.05 s for its GPU to copy what belongs to exchange 'site 11' (sfb)");
+               "Rank 0 waited 0.05 s for its GPU to copy what belongs to exchange 'site 11' (gather)");
   for (auto& gpu : ranks.gpus) {
     while (gpu->device.Advance(&ranks.job.random())) continue;
   }

@@ -625,7 +625,7 @@ TEST(ARankThatIsLateIsNamed) {
       }
       for (const std::string& failure : failures) {
         EXPECT_HOLDS(failure, "waited 100 s for rank 1 to exchange 'x' (");
-        EXPECT_HOLDS(failure, is_factors ? "(sfb)" : "(ps)");
+        EXPECT_HOLDS(failure, is_factors ? "(gather)" : "(ps)");
       }
     }
   }

@@ -111,7 +111,7 @@ TEST(AGpuThatStopsCopyingFactorsIsNamed) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   job.protocol(0).CheckDeadlines();
   EXPECT_HOLDS(job.rank(0).failure,
-               "Rank 0 waited 0.01 s for its GPU to copy what belongs to exchange 'site 11' (sfb)");
+               "Rank 0 waited 0.01 s for its GPU to copy what belongs to exchange 'site 11' (gather)");
 }
 
 TEST(StagingMemoryIsLimitedAndFreedWithTheJob) {

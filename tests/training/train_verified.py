@@ -48,8 +48,7 @@ def double_sums():
         site._verify_by_magnitudes()
 
     def wrong(site):
-        total = site._send_and_receive("", "send", "recv", [site.marker.gradient], "ps",
-                                       [site.marker.dtype], [site.marker.shape])
+        total = site._exchange_dense("", site.marker.gradient, "total")
         site.writer.add("", "AddV2", [total, total], T=site.marker.dtype)
 
     writers.WRITERS[send_receive.SendReceive, "ps"] = wrong
