@@ -157,6 +157,7 @@ class Communicator::Impl {
   void Abort(const std::string& reason, double seconds) {
     std::unique_lock<std::mutex> lock(mutex_);
     wants_abort_ = reason.substr(0, kMaxReasonBytes);
+    if (aborted_for_.empty()) aborted_for_ = wants_abort_;
     has_work_.notify_one();
     changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return has_told_failure_ || has_ended_; });
   }
@@ -186,7 +187,8 @@ class Communicator::Impl {
   EventLog& events() { return statistics_.events; }
   std::string failure() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return failure_;
+    // What an op has aborted for is known to those to whom its error comes before the progress thread has taken it.
+    return failure_.empty() ? aborted_for_ : failure_;
   }
 
  private:
@@ -329,7 +331,7 @@ class Communicator::Impl {
   // From other threads to the progress thread.
   std::deque<Submission> inbox_;
   std::map<std::string, Held> held_;  // by name of the group
-  std::string wants_abort_;
+  std::string wants_abort_, aborted_for_;  // until the progress thread takes it; for good
   bool wants_goodbye_ = false, is_goodbye_taken_ = false, stop_ = false;
   // From the progress thread to others.
   bool has_opened_ = false, has_told_failure_ = false, has_ended_ = false;
