@@ -330,7 +330,7 @@ class Communicator::Impl {
   std::condition_variable changed_;
   // From other threads to the progress thread.
   std::deque<Submission> inbox_;
-  std::map<std::string, Held> held_;  // by name of the group
+  std::map<std::string, Held> held_;       // by name of the group
   std::string wants_abort_, aborted_for_;  // until the progress thread takes it; for good
   bool wants_goodbye_ = false, is_goodbye_taken_ = false, stop_ = false;
   // From the progress thread to others.
