@@ -101,6 +101,13 @@ def test_tutorial(tmp_path, able):
     assert losses[0] == losses[1] and len(losses[0]) == 3
 
 
+def flags_of(module):
+    """Returns the flags that a module of the repository defines."""
+    text = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+    names = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', text) + re.findall(r"output\.(json|markdown)_flag\(", text)
+    return "\n".join(f"--{name}" for name in names)
+
+
 @pytest.mark.parametrize("block", documented.all_blocks("sh"), ids=lambda block: block.place)
 def test_options_exist(block):
     for line in block.text.replace("\\\n", " ").splitlines():
@@ -109,8 +116,10 @@ def test_options_exist(block):
             if word == "tf-poseidon" and words[i + 1] != "COMMAND" and not words[i + 1].startswith("-"):
                 known = help_of(words[i + 1])
             elif word.startswith("scripts/") and word.endswith(".py"):
-                known = "\n".join(f"--{name}" for name in re.findall(
-                    r'DEFINE_\w+\(\s*"(\w+)"', (ROOT / word).read_text()))
+                module, = re.findall(r'run_module\("([\w.]+)"', (ROOT / word).read_text()) or [word[:-3]]
+                known = flags_of(module)
+            elif word.startswith("evaluation.") and words[i - 1] == "-m":
+                known = flags_of(word)
             else:
                 continue
             for option in own_options(words[i + 1:]):
