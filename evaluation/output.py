@@ -31,7 +31,8 @@ def write_json(path: str | pathlib.Path | None, values: Any) -> None:
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Returns the lines of a table in Markdown."""
-    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+    head, *body = [f"| {' | '.join(row)} |" for row in (header, *rows)]
+    return [head, "|" + "---|" * len(header), *body]
 
 
 def show(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1,
