@@ -127,12 +127,11 @@ def _policies() -> str:
 
 def _overlap() -> str:
     rows = [["model", "Gbit/s", *(f"{nodes} nodes" for nodes in _OVERLAPPING_NODES)]]
-    rows.append(["---"] * len(rows[0]))
     places = list(itertools.product(_OVERLAPPING, _OVERLAPPING_RATES, _OVERLAPPING_NODES))
     cells = iter(_simulate(_cell, places))
     rows += [[model, f"{gbps:g}", *itertools.islice(cells, len(_OVERLAPPING_NODES))]
              for model, gbps in itertools.product(_OVERLAPPING, _OVERLAPPING_RATES)]
-    text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    text = "\n".join(output.markdown_table(rows[0], rows[1:]))
     return ("# Steps that overlap, simulated\n\nWritten by `evaluation.simulation.simulated_tables --table overlap`: a "
             f"step in milliseconds, alone → as one of {_STEPS[-1]} that\noverlap (ratio), with accelerators like a "
             f"Titan X, policy `auto`, and {_TCP:g} of the rate for payload.\n\n{text}\n")
