@@ -34,17 +34,29 @@ absl::Status CheckLength(const std::string& attr, size_t length, size_t inputs) 
       absl::StrCat("'", attr, "' has ", length, " elements, but there are ", inputs, " inputs; expected one each."));
 }
 
+// Checks the last inputs of an op, none or one part; returns in `others` how many inputs come before.
+absl::Status CheckGivenPart(InferenceContext* c, int* others) {
+  int64_t parts;
+  if (!c->GetAttr("M", &parts).ok()) parts = 0;  // graphs that were written node by node may lack what has a default
+  if (parts > 1) return absl::InvalidArgumentError(absl::StrCat("'M' is ", parts, ", expected 0 or 1."));
+  *others = c->num_inputs() - static_cast<int>(parts);
+  ShapeHandle part;
+  return parts ? c->Merge(c->input(*others), c->Vector(3), &part) : absl::OkStatus();
+}
+
 absl::Status RowsShape(InferenceContext* c) {
   std::vector<int64_t> dimensions, elements;
   int64_t rows;
+  int values;
+  TF_RETURN_IF_ERROR(CheckGivenPart(c, &values));
   TF_RETURN_IF_ERROR(c->GetAttr("dimensions", &dimensions));
   // Graphs that were written node by node may lack what has a default.
   if (!c->GetAttr("elements", &elements).ok()) elements.clear();
   if (!c->GetAttr("rows", &rows).ok()) rows = -1;  // PoseidonRows has none
-  TF_RETURN_IF_ERROR(CheckLength("dimensions", dimensions.size(), c->num_inputs()));
+  TF_RETURN_IF_ERROR(CheckLength("dimensions", dimensions.size(), values));
   if (elements.empty()) elements.assign(dimensions.size(), 1);
-  TF_RETURN_IF_ERROR(CheckLength("elements", elements.size(), c->num_inputs()));
-  for (int i = 0; i < c->num_inputs(); ++i) {
+  TF_RETURN_IF_ERROR(CheckLength("elements", elements.size(), values));
+  for (int i = 0; i < values; ++i) {
     ShapeHandle shape = c->input(i);
     if (dimensions[i] < 0) {
       return absl::InvalidArgumentError(absl::StrCat("'dimensions' has ", dimensions[i], ", expected 0 or more."));
@@ -64,7 +76,9 @@ absl::Status RowsShape(InferenceContext* c) {
 }
 
 absl::Status PartShape(InferenceContext* c) {
-  for (int i = 0; i < c->num_inputs(); ++i) {
+  int sizes;
+  TF_RETURN_IF_ERROR(CheckGivenPart(c, &sizes));
+  for (int i = 0; i < sizes; ++i) {
     ShapeHandle scalar;
     TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &scalar));
   }
@@ -112,8 +126,10 @@ absl::Status RowRangeShape(InferenceContext* c) {
 
 REGISTER_OP("PoseidonRows")
     .Input("values: T")
+    .Input("part: M * int64")
     .Output("outputs: T")
     .Attr("T: list(type) >= 1")
+    .Attr("M: int >= 0 = 0")
     .Attr("dimensions: list(int)")
     .Attr("names: list(string)")
     .Attr("elements: list(int) = []")
@@ -121,9 +137,12 @@ REGISTER_OP("PoseidonRows")
     .Doc(R"doc(
 Marks the inputs of a step whose rows the partition pass gives to the ranks.
 
-In a graph that was not rewritten it returns its inputs: every rank computes the whole global batch.
+In a graph that was not rewritten it returns its inputs: every rank computes the whole global batch. Where ranks were
+given their own rows alone, it fails unless these are all rows.
 
-values: Tensors of the global batch, all with the same number of rows.
+values: Tensors of the global batch, all with the same number of rows; or this rank's rows of them.
+part: Nothing, or one [3] that says which rows these are: the rows of the global batch, the first one of this rank's,
+  and how many it has; 0 if the value has a padding row.
 outputs: The same tensors.
 dimensions: For each value, the dimension along which it has rows.
 names: For each value, its name for messages.
@@ -148,10 +167,12 @@ rows: The number of rows that the outputs are given.
 
 REGISTER_OP("PoseidonPart")
     .Input("sizes: N * int64")
+    .Input("given: M * int64")
     .Output("part: int64")
     .Output("contributes: bool")
     .Output("is_first: bool")
     .Attr("N: int >= 1")
+    .Attr("M: int >= 0 = 0")
     .Attr("names: list(string)")
     .Attr("site: string")
     .SetIsStateful()
@@ -164,6 +185,7 @@ without rows computes the first one as a padding row, since many layers need at 
 If the batch has no rows, no rank gets any, and rank 0 contributes. Stateful, since it depends on the job.
 
 sizes: Scalars, the rows of each input of the step, which must be equal.
+given: Nothing, or the part of PoseidonRows: the inputs have this rank's rows alone, and `sizes` are their numbers.
 part: [3]: the rows of the global batch, the first row of this rank's part, and how many it has.
 contributes: A scalar. False where the row is a padding row.
 is_first: A scalar. Whether this is rank 0.
@@ -226,19 +248,58 @@ dimension: Along which dimension the tensor has the rows. Its size may be a mult
   not.
 )doc");
 
+// Which rows of a global batch are a rank's.
+struct Part {
+  int64_t total = 0;
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+// Reads a part, whose count is 0 for a padding row if `may_be_padding`.
+absl::Status ReadPart(const Tensor& numbers, bool may_be_padding, Part* part) {
+  if (numbers.dims() != 1 || numbers.dim_size(0) != 3) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'part' has shape ", numbers.shape().DebugString(), ", expected [3]."));
+  }
+  const auto values = numbers.vec<int64_t>();
+  *part = {values(0), values(1), values(2)};
+  const bool is_part = part->first >= 0 && part->count >= 0 && part->first <= part->total - part->count &&
+                       (may_be_padding || (part->count == 0) == (part->total == 0));
+  if (is_part) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("'part' is [", part->total, ", ", part->first, ", ", part->count,
+                                                 "], expected the rows of a batch and a first row and number of rows "
+                                                 "within them."));
+}
+
+// Reads the attribute M.
+absl::Status NumGivenParts(OpKernelConstruction* context, int64_t* parts) {
+  *parts = 0;
+  return context->HasAttr("M") ? context->GetAttr("M", parts) : absl::OkStatus();
+}
+
 class RowsKernel : public OpKernel {
  public:
   explicit RowsKernel(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dimensions", &dimensions_));
     OP_REQUIRES_OK(context, context->GetAttr("names", &names_));
-    OP_REQUIRES_OK(context, CheckLength("dimensions", dimensions_.size(), num_inputs()));
-    OP_REQUIRES_OK(context, CheckLength("names", names_.size(), num_inputs()));
+    OP_REQUIRES_OK(context, NumGivenParts(context, &parts_));
+    OP_REQUIRES_OK(context, CheckLength("dimensions", dimensions_.size(), num_inputs() - parts_));
+    OP_REQUIRES_OK(context, CheckLength("names", names_.size(), num_inputs() - parts_));
   }
 
   bool IsExpensive() override { return false; }
 
   void Compute(OpKernelContext* context) override {
-    for (int i = 0; i < num_inputs(); ++i) {
+    const int values = num_inputs() - parts_;
+    if (parts_ > 0) {
+      Part part;
+      OP_REQUIRES_OK(context, ReadPart(context->input(values), /*may_be_padding=*/true, &part));
+      OP_REQUIRES(context, part.count == part.total,
+                  absl::FailedPreconditionError(absl::StrCat(
+                      "'", names_[0], "' has ", part.count, " rows of this rank, expected all ", part.total,
+                      " of the global batch, since this graph was not partitioned; gather them from all ranks.")));
+    }
+    for (int i = 0; i < values; ++i) {
       const Tensor& value = context->input(i);
       OP_REQUIRES(
           context, dimensions_[i] >= 0 && dimensions_[i] < value.dims(),
@@ -249,6 +310,7 @@ class RowsKernel : public OpKernel {
   }
 
  private:
+  int64_t parts_ = 0;
   std::vector<int64_t> dimensions_;
   std::vector<std::string> names_;
 };
@@ -258,7 +320,8 @@ class PartKernel : public OpKernel {
   explicit PartKernel(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("names", &names_));
     OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
-    OP_REQUIRES_OK(context, CheckLength("names", names_.size(), num_inputs()));
+    OP_REQUIRES_OK(context, NumGivenParts(context, &parts_));
+    OP_REQUIRES_OK(context, CheckLength("names", names_.size(), num_inputs() - parts_));
   }
 
   bool IsExpensive() override { return false; }
@@ -269,25 +332,38 @@ class PartKernel : public OpKernel {
     OpInputList sizes;
     OP_REQUIRES_OK(context, context->input_list("sizes", &sizes));
     OP_REQUIRES_OK(context, CheckSizes(sizes));
-    const int64_t total = sizes[0].scalar<int64_t>()();
+    const int64_t rows = sizes[0].scalar<int64_t>()();
     const int rank = communicator->rank();
+    Part own;
+    if (parts_ > 0) {
+      OP_REQUIRES_OK(context, ReadPart(context->input(sizes.size()), /*may_be_padding=*/true, &own));
+      const int64_t expected = own.count == 0 && own.total > 0 ? 1 : own.count;
+      OP_REQUIRES(context, rows == expected,
+                  absl::InvalidArgumentError(absl::StrCat("'", names_[0], "' has ", rows, " rows, expected ", expected,
+                                                          ", this rank's of ", own.total, ".")));
+    } else {
+      own = EqualPart(rows, rank, communicator->size());
+    }
     Tensor *part, *contributes, *is_first;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({3}), &part));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &contributes));
     OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({}), &is_first));
 
-    // As part_of_rank in tf_poseidon/data/datasets.py.
-    const int64_t base = total / communicator->size(), extra = total % communicator->size();
-    const int64_t count = base + (rank < extra ? 1 : 0);
-    const bool is_padding = count == 0 && total > 0;
-    part->vec<int64_t>()(0) = total;
-    part->vec<int64_t>()(1) = count == 0 ? 0 : rank * base + std::min<int64_t>(rank, extra);
-    part->vec<int64_t>()(2) = is_padding ? 1 : count;
-    contributes->scalar<bool>()() = total == 0 ? rank == 0 : !is_padding;
+    const bool is_padding = own.count == 0 && own.total > 0;
+    part->vec<int64_t>()(0) = own.total;
+    part->vec<int64_t>()(1) = own.count == 0 ? 0 : own.first;
+    part->vec<int64_t>()(2) = is_padding ? 1 : own.count;
+    contributes->scalar<bool>()() = own.total == 0 ? rank == 0 : !is_padding;
     is_first->scalar<bool>()() = rank == 0;
   }
 
  private:
+  // As of_rank in tf_poseidon/data/parts.py.
+  static Part EqualPart(int64_t total, int rank, int ranks) {
+    const int64_t base = total / ranks, extra = total % ranks;
+    return {total, rank * base + std::min<int64_t>(rank, extra), base + (rank < extra ? 1 : 0)};
+  }
+
   absl::Status CheckSizes(const OpInputList& sizes) const {
     for (int i = 0; i < sizes.size(); ++i) {
       if (sizes[i].dims() != 0) {
@@ -308,15 +384,9 @@ class PartKernel : public OpKernel {
     return absl::OkStatus();
   }
 
+  int64_t parts_ = 0;
   std::vector<std::string> names_;
   std::string site_;
-};
-
-// What PoseidonPart says.
-struct Part {
-  int64_t total = 0;
-  int64_t first = 0;
-  int64_t count = 0;
 };
 
 // An op of one size in a shape, and of a part.
@@ -346,19 +416,8 @@ class SizeKernel : public OpKernel {
     }
     *size = shape.flat<Tshape>()(dimension_);
 
-    const Tensor& numbers = context->input(1);
-    if (numbers.dims() != 1 || numbers.dim_size(0) != 3) {
-      return Fail(absl::StrCat("'part' has shape ", numbers.shape().DebugString(), ", expected [3]."));
-    }
-    const auto values = numbers.vec<int64_t>();
-    *part = {values(0), values(1), values(2)};
-    const bool is_part = part->first >= 0 && part->count >= 0 && part->first <= part->total - part->count &&
-                         (part->count == 0) == (part->total == 0);
-    if (!is_part) {
-      return Fail(absl::StrCat("'part' is [", part->total, ", ", part->first, ", ", part->count,
-                               "], expected the "
-                               "rows of a batch and a first row and number of rows within them."));
-    }
+    const absl::Status status = ReadPart(context->input(1), /*may_be_padding=*/false, part);
+    if (!status.ok()) return Fail(std::string(status.message()));
     return absl::OkStatus();
   }
 

@@ -13,6 +13,7 @@ from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
 
 WIRE_DTYPES = (None, "bfloat16")
+INPUTS = ("exact", "independent")
 
 _FOR_EVER_S = 1e9  # the clocks of C++ count nanoseconds with 64 bits
 _LEAST_S = {"heartbeat_timeout_s": 1}  # a busy machine keeps a process waiting that long
@@ -85,7 +86,7 @@ class TrainingOptions:
     """How training functions are rewritten and checked.
 
     Attributes:
-        policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm, verify: Same as in
+        policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm, verify, input: Same as in
             `PoseidonStrategy`; pins are pairs.
 
     Raises:
@@ -101,6 +102,7 @@ class TrainingOptions:
     strict: bool = False
     global_batch_norm: bool = False
     verify: int | None = None
+    input: str = "exact"
 
     def __post_init__(self) -> None:
         planning.make_plan((), self.policy, planning.Cluster(1), self.pins)  # checks policy and pins
@@ -109,6 +111,8 @@ class TrainingOptions:
                                      "every gradient travels; omit these, or make another plan.")
         if self.wire_dtype not in WIRE_DTYPES:
             raise ConfigurationError(f"wire_dtype={self.wire_dtype!r}, expected 'bfloat16' or None.")
+        if self.input not in INPUTS:
+            raise ConfigurationError(f"input={self.input!r}, expected 'exact' or 'independent'.")
         if self.verify is not None and not (isinstance(self.verify, int) and self.verify >= 1):
             raise ConfigurationError(f"verify={self.verify!r}, expected the number of steps from one check to the "
                                      "next, or None.")

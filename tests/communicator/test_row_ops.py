@@ -10,7 +10,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import context
 
 from tf_poseidon import grappler
-from tf_poseidon.data import datasets
+from tf_poseidon.data import parts as parts_lib
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.job import communicator
 from tf_poseidon.ops import library
@@ -55,7 +55,7 @@ def parts(totals, size, names=None):
     def build():
         sizes = [tf.constant(total, tf.int64) for total in totals]
         given = names or [f"input{i}" for i in range(len(totals))]
-        return [tuple(as_rank(raw().poseidon_part(sizes=sizes, names=given, site="step"), rank))
+        return [tuple(as_rank(raw().poseidon_part(sizes=sizes, given=[], names=given, site="step"), rank))
                 for rank in range(size)]
 
     with job(size):
@@ -66,7 +66,7 @@ def parts(totals, size, names=None):
 @pytest.mark.parametrize("total", TOTALS)
 def test_parts_of_the_ranks(total, size):
     for rank, (part, contributes, is_first) in enumerate(parts([total, total], size)):
-        first, count = datasets.part_of_rank(total, rank, size)
+        first, count = parts_lib.of_rank(total, rank, size)
         if count > 0:
             assert part.tolist() == [total, first, count] and contributes
         elif total > 0:
@@ -77,7 +77,7 @@ def test_parts_of_the_ranks(total, size):
 
 
 def test_parts_of_small_batches():
-    """A table written by hand, independent of datasets.part_of_rank."""
+    """A table written by hand, independent of parts_lib.of_rank."""
     assert [part.tolist() for part, _, _ in parts([7], 3)] == [[7, 0, 3], [7, 3, 2], [7, 5, 2]]
     assert [part.tolist() for part, _, _ in parts([2], 3)] == [[2, 0, 1], [2, 1, 1], [2, 0, 1]]
     assert [bool(contributes) for _, contributes, _ in parts([2], 3)] == [True, True, False]
@@ -101,7 +101,7 @@ def test_part_wants_a_name_for_each_size():
 
 def test_part_outside_a_job():
     with pytest.raises(tf.errors.FailedPreconditionError, match="PoseidonPart 'step' runs outside a job"):
-        raw().poseidon_part(sizes=[tf.constant(3, tf.int64)], names=["x"], site="step")
+        raw().poseidon_part(sizes=[tf.constant(3, tf.int64)], given=[], names=["x"], site="step")
 
 
 @pytest.mark.parametrize("size", RANKS)
@@ -186,7 +186,7 @@ def test_rows_are_the_inputs():
     with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
         x = tf.compat.v1.placeholder(tf.int64, [8, 2])
         y = tf.compat.v1.placeholder(tf.string, [3, None])
-        outputs = raw().poseidon_rows(values=[x, y], dimensions=[0, 1], names=["x", "y"])
+        outputs = raw().poseidon_rows(values=[x, y], part=[], dimensions=[0, 1], names=["x", "y"])
         assert [output.shape.as_list() for output in outputs] == [[8, 2], [3, None]]
         given = [np.arange(16).reshape(8, 2), np.full((3, 8), b"text", object)]
         for output, value in zip(session.run(outputs, dict(zip([x, y], given))), given):
@@ -210,7 +210,7 @@ def test_usual_rows_have_shapes_and_cannot_run():
 ])
 def test_rows_refuses(dimensions, names, message):
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
-        raw().poseidon_rows(values=[tf.ones(3)], dimensions=dimensions, names=names)
+        raw().poseidon_rows(values=[tf.ones(3)], part=[], dimensions=dimensions, names=names)
     assert message in str(error.value)
 
 
@@ -366,7 +366,7 @@ def test_sums_are_ordered_without_passes(is_partitioned):
         fetches = {"total": total}
         if is_partitioned:
             size = tf.shape(placeholders[0], out_type=tf.int64)[0]
-            fetches["part"] = as_rank(raw().poseidon_part(sizes=[size], names=["x"], site="step"), 1)[0]
+            fetches["part"] = as_rank(raw().poseidon_part(sizes=[size], given=[], names=["x"], site="step"), 1)[0]
         metadata = tf.compat.v1.RunMetadata()
         values = session.run(fetches, dict(zip(placeholders, terms)),
                              tf.compat.v1.RunOptions(output_partition_graphs=True), metadata)
@@ -383,7 +383,7 @@ def test_sums_of_functions_that_run_whole_are_ordered(is_whole):
 
     @tf.function
     def total(a, b, c):
-        rows = raw().poseidon_rows(values=[a], dimensions=[0], names=["x"])[0] if is_whole else a
+        rows = raw().poseidon_rows(values=[a], part=[], dimensions=[0], names=["x"])[0] if is_whole else a
         return tf.add_n([a, b, c]), rows
 
     with context.collect_graphs(optimized=True) as graphs:

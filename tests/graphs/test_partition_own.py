@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tf_poseidon import ops
-from tf_poseidon.data import datasets
+from tf_poseidon.data import parts as parts_lib
 from tf_poseidon.errors import PoseidonError
 
 CHANNELS = 3
@@ -59,7 +59,7 @@ def build(parts, form):
 
 def reference(form, size, x):
     """Returns the results of one process for each part of a batch separately."""
-    parts = [datasets.part_of_rank(len(x), rank, size) for rank in range(size)]
+    parts = [parts_lib.of_rank(len(x), rank, size) for rank in range(size)]
     with tf.Graph().as_default():
         results = build(parts, form)
         with tf.compat.v1.Session() as session:

@@ -9,6 +9,8 @@ import tensorflow as tf
 from tf_poseidon import ops
 from tf_poseidon.data import datasets
 from tf_poseidon.data import fingerprints
+from tf_poseidon.data import parts as parts_lib
+from tf_poseidon.data import row_selection
 from tf_poseidon.job.communicator import join_loopback
 
 
@@ -18,7 +20,7 @@ def job_of_one():
     communicator, = join_loopback(1)
     communicator.use_for_ops()
     try:
-        yield
+        yield communicator
         communicator.goodbye()
     finally:
         communicator.leave()
@@ -26,15 +28,16 @@ def job_of_one():
 
 def split(dataset, size):
     """Returns, for each rank, the list of its batches."""
-    with job_of_one():
-        return [list(datasets.split_dataset(dataset, rank, size, "data")) for rank in range(size)]
+    with job_of_one() as communicator:
+        return [list(datasets.split_dataset(dataset, row_selection.Ranks(rank, size, "data"), communicator))
+                for rank in range(size)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("total", [0, 1, 2, 6, 7, 100])
 def test_parts_are_contiguous_and_even(total, size):
     for rows in (total, tf.constant(total)):
-        parts = [tuple(map(int, datasets.part_of_rank(rows, rank, size))) for rank in range(size)]
+        parts = [tuple(map(int, parts_lib.of_rank(rows, rank, size))) for rank in range(size)]
         end = 0
         for begin, count in parts:
             assert begin == end

@@ -41,6 +41,7 @@ ITERATOR_RESOURCE = "_iterator_resource"
 _OVERRIDE = "act as a strategy of several processes"
 _ROWS = "know the batch size that gradients are planned for"
 _EPOCHS = "know which data a job that resumes must read past"
+_OWN_ROWS = "let each rank make its own rows of a batch"
 _KERNELS = "know whether all ranks have the same kernels"
 _TRACED = "take a traced function apart, and reassemble it"
 
@@ -50,11 +51,39 @@ _BATCHES = ("batch_op._BatchDataset", "batch_op._ParallelBatchDataset", "padded_
 _KEEP_ROWS = ("cache_op.CacheDataset", "dataset_ops._OptionsDataset", "filter_op._FilterDataset", "map_op._MapDataset",
               "map_op._ParallelMapDataset", "prefetch_op._PrefetchDataset", "repeat_op._RepeatDataset",
               "shuffle_op._ShuffleDataset", "skip_op._SkipDataset", "take_op._TakeDataset")
+# What a dataset does with those that it reads, by its class; and the attributes that say how.
+_TRANSFORMATIONS = {
+    "batch_op._BatchDataset": ("batch", "_batch_size", "_drop_remainder"),
+    "batch_op._ParallelBatchDataset": ("batch", "_batch_size", "_drop_remainder", "_num_parallel_calls"),
+    "padded_batch_op._PaddedBatchDataset": ("padded_batch", "_batch_size", "_drop_remainder", "_padded_shapes",
+                                            "_padding_values"),
+    "cache_op.CacheDataset": ("cache", "_filename"),
+    "concatenate_op._ConcatenateDataset": ("concatenate",),
+    "dataset_ops._OptionsDataset": ("options",),
+    "map_op._MapDataset": ("map", "_map_func"),
+    "map_op._ParallelMapDataset": ("map", "_map_func", "_num_parallel_calls"),
+    "prefetch_op._PrefetchDataset": ("prefetch", "_buffer_size"),
+    "repeat_op._RepeatDataset": ("repeat", "_count"),
+    "shard_op._ShardDataset": ("shard", "_num_shards", "_index"),
+    "shuffle_op._ShuffleDataset": ("shuffle", "_buffer_size", "_seed", "_seed2", "_reshuffle_each_iteration"),
+    "skip_op._SkipDataset": ("skip", "_count"),
+    "take_op._TakeDataset": ("take", "_count"),
+    "zip_op._ZipDataset": ("zip",),
+}
 _RESHUFFLES = "shuffle_op._ShuffleDataset._reshuffle_each_iteration"
 # Datasets whose iterators begin those of their inputs when they are made, and read nothing else.
 _BEGIN_AT_ONCE = (*_BATCHES, *(kind for kind in _KEEP_ROWS if kind != "repeat_op._RepeatDataset"),
                   "from_tensor_slices_op._TensorSliceDataset", "from_tensors_op._TensorDataset",
                   "range_op._RangeDataset", "zip_op._ZipDataset")
+_HOLD_TENSORS = ("from_tensor_slices_op._TensorSliceDataset", "from_tensors_op._TensorDataset")
+# What is used of the classes of datasets, and why.
+_DATASETS = {
+    **dict.fromkeys([*_TRANSFORMATIONS, *(f"{kind}.{attribute}" for kind, (_, *attributes) in _TRANSFORMATIONS.items()
+                                          for attribute in attributes)], _OWN_ROWS),
+    **dict.fromkeys((f"{kind}._tensors" for kind in _HOLD_TENSORS), _OWN_ROWS),
+    **dict.fromkeys((*_BEGIN_AT_ONCE, _RESHUFFLES), _EPOCHS),
+    **dict.fromkeys((*_KEEP_ROWS, *_BATCHES, *(f"{kind}._batch_size" for kind in _BATCHES)), _ROWS),
+}
 
 TABLE = Table("TensorFlow", supported.TENSORFLOW, (
     f"install 'tensorflow-cpu=={supported.TENSORFLOW_SERIES[-1]}.*', or "
@@ -128,12 +157,12 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
          ("self", "key", "timeout_in_ms")),
 
     # ---- data and files ----
-    *(Name(f"{_DATA}.{module}", name, _ROWS) for module, _, name in (
-        kind.partition(".") for kind in (*_KEEP_ROWS, *_BATCHES, *(f"{kind}._batch_size" for kind in _BATCHES)))),
+    *(Name(f"{_DATA}.{module}", name, why) for kind, why in _DATASETS.items()
+      for module, _, name in [kind.partition(".")]),
     Name(f"{_DATA}.dataset_ops", "DatasetV2._inputs", _ROWS, ("self",)),
-    *(Name(f"{_DATA}.{module}", name, _EPOCHS) for module, _, name in (
-        kind.partition(".") for kind in (*_BEGIN_AT_ONCE[-4:], _RESHUFFLES))),
     Name(f"{_DATA}.dataset_ops", "DatasetV2._functions", _EPOCHS, ("self",)),
+    Name(f"{_DATA}.dataset_ops", "DatasetV2._flat_shapes", _OWN_ROWS),
+    Name(f"{_DATA}.dataset_ops", "DatasetV2._flat_types", _OWN_ROWS),
     Name(f"{_DATA}.structured_function", "StructuredFunctionWrapper.function", _EPOCHS),
     Name(f"{_DATA}.iterator_ops", "OwnedIterator", _ROWS),
     Name(f"{_DATA}.iterator_ops", "OwnedIterator._dataset", _ROWS),
@@ -299,6 +328,38 @@ def batch_size(dataset: "tf.data.Dataset") -> int:
 def inputs_of(dataset: "tf.data.Dataset") -> "list[tf.data.Dataset]":
     """Returns the datasets whose elements a dataset reads."""
     return list(dataset._inputs())
+
+
+def transformation(dataset: "tf.data.Dataset") -> tuple[str, dict[str, Any]]:
+    """Returns (what a dataset does with those that it reads, how: by the names of the arguments that say so).
+
+    What it does is the name of a method of `tf.data.Dataset`, "" if it is none of `_TRANSFORMATIONS`.
+    """
+    for kind, (method, *attributes) in _TRANSFORMATIONS.items():
+        if type(dataset) is TABLE[kind]:
+            return method, {attribute.removeprefix("_"): _as_python(getattr(dataset, attribute))
+                            for attribute in attributes}
+    return "", {}
+
+
+def _as_python(value: Any) -> Any:
+    """Returns a number or text for a scalar tensor; anything else as it is."""
+    if not hasattr(value, "numpy") or value.shape.rank:
+        return value
+    scalar = value.numpy()
+    return scalar if isinstance(scalar, bytes) else scalar.item()
+
+
+def tensors_of(dataset: "tf.data.Dataset") -> "list[tf.Tensor]":
+    """Returns the tensors that a dataset holds itself: its elements, or what its functions have captured."""
+    if any(type(dataset) is TABLE[kind] for kind in _HOLD_TENSORS):
+        return list(dataset._tensors)
+    return [tensor for function in dataset._functions() for tensor in function.function.captured_inputs]
+
+
+def flat_specs(dataset: "tf.data.Dataset") -> "list[tuple[tf.TensorShape, tf.DType]]":
+    """Returns the shape and type of each tensor of which a dataset's elements consist."""
+    return list(zip(dataset._flat_shapes, dataset._flat_types, strict=True))
 
 
 def begins_with_its_iterator(dataset: "tf.data.Dataset") -> bool:

@@ -5,6 +5,7 @@ Tests: tests/unit/test_data.py, tests/training/test_training.py.
 
 from collections.abc import Callable
 import functools
+import logging
 import typing
 from typing import Any
 import weakref
@@ -14,7 +15,13 @@ import tensorflow as tf
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.data import fingerprints
+from tf_poseidon.data import parts
+from tf_poseidon.data import row_selection
 from tf_poseidon.errors import GraphError
+from tf_poseidon.job import agreement
+from tf_poseidon.job.communicator import Communicator
+
+_log = logging.getLogger("tf_poseidon")
 
 
 class OwnRows(tf.experimental.ExtensionType):
@@ -25,19 +32,28 @@ class OwnRows(tf.experimental.ExtensionType):
     Attributes:
         value: This rank's rows. A rank without rows holds one padding row, since many layers do not
             accept empty batches.
-        count: Scalar int32: the rank's rows, 0 for a padding row. K_r.
-        total: Scalar int32: rows of the global batch. K.
+        part: [3] int64: rows of the global batch, the first one of this rank's, and how many it has, 0 for a padding
+            row. The ranks' parts follow each other.
         contributors: Scalar int32: ranks that have rows.
         never_empty: Whether the batch is known to give every rank a row.
         usual_total: Rows of every global batch except possibly the last; -1 if unknown.
     """
 
     value: typing.Union[tf.Tensor, tf.RaggedTensor, tf.SparseTensor]  # noqa: UP007, as TensorFlow reads it
-    count: tf.Tensor
-    total: tf.Tensor
+    part: tf.Tensor
     contributors: tf.Tensor
     never_empty: bool
     usual_total: int
+
+    @property
+    def total(self) -> tf.Tensor:
+        """Scalar int32: rows of the global batch. K."""
+        return tf.cast(self.part[0], tf.int32)
+
+    @property
+    def count(self) -> tf.Tensor:
+        """Scalar int32: the rank's rows, 0 for a padding row. K_r."""
+        return tf.cast(self.part[2], tf.int32)
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -66,6 +82,18 @@ def values(structure: Any) -> Any:
                                  structure)
 
 
+def specs(structure: Any) -> Any:
+    """Returns the `tf.TypeSpec`s of elements with those of global batches in place of those of `OwnRows`."""
+    def of_all(spec: tf.TypeSpec) -> tf.TypeSpec:
+        if not isinstance(spec, OwnRows.Spec):
+            return spec
+        value = spec.value
+        return value if not isinstance(value, tf.TensorSpec) or value.shape.rank is None else (
+            tf.TensorSpec([None, *value.shape[1:]], value.dtype))
+
+    return tf.nest.map_structure(of_all, structure)
+
+
 def own_rows(structure: Any) -> Any:
     """Returns the structure with every `OwnRows` replaced by the rows of this rank, without a padding row."""
     return tf.nest.map_structure(
@@ -73,59 +101,77 @@ def own_rows(structure: Any) -> Any:
         _slice_rows(leaf.value, 0, leaf.count), structure)
 
 
-def part_of_rank(total: Any, rank: int, size: int) -> tuple[Any, Any]:
-    """Returns (begin, count): the contiguous part of `total` rows that is this rank's.
-
-    The parts differ by at most one row, and lower ranks get the larger ones. `total` may be an int
-    or a scalar tensor.
-    """
-    base, extra = total // size, total % size
-    smaller = tf.minimum if tf.is_tensor(total) else min
-    one_more = rank < extra
-    count = base + (tf.cast(one_more, total.dtype) if tf.is_tensor(total) else one_more)
-    return rank * base + smaller(rank, extra), count
-
-
-def split_dataset(dataset: tf.data.Dataset, rank: int, size: int, name: str) -> tf.data.Dataset:
+def split_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks, communicator: Communicator) -> tf.data.Dataset:
     """Returns a dataset of this rank's `OwnRows` of each global batch.
 
-    Every rank makes as many steps as the dataset has batches. Ranks compare the first batch: if their
-    orders differed, they would train on some rows twice and never on others.
+    Every rank makes as many steps as the dataset has batches. Ranks compare the first batch, or the elements of which
+    each makes its own rows: if their orders differed, they would train on some rows twice and never on others.
 
     Args:
         dataset: `tf.data.Dataset` of global batches, the same on all ranks.
-        rank: This rank.
-        size: Number of ranks.
-        name: A name for messages and exchanges, the same on all ranks.
+        ranks: The ranks.
+        communicator: This rank's communicator.
 
     Raises:
         PoseidonError: If the elements have no rows, or the dataset's options ask for another kind of
             sharding.
     """
     _check_batches(dataset)
+    own = _own_dataset(dataset, ranks, communicator)
+    if own is not None:
+        return own
     usual_total = batch_size(dataset)
 
     @tf.autograph.experimental.do_not_convert
     def split(index: tf.Tensor, batch: Any) -> Any:
-        batch = _check_first(index, batch, name)
-        return split_batch(batch, rank, size, usual_total)
+        batch = _check_first(index, batch, ranks.name)
+        return split_batch(batch, ranks, usual_total)
 
     return dataset.enumerate().map(split).prefetch(tf.data.AUTOTUNE)
 
 
-def global_dataset(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
-    """Returns a dataset of the global batches; ranks compare the first one.
+def global_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
+                   communicator: Communicator) -> tf.data.Dataset:
+    """Returns a dataset of the global batches, of which ranks compare the first one; or of `OwnRows`.
 
     Args:
-        dataset, name: Same as in `split_dataset`.
+        dataset, ranks, communicator: Same as in `split_dataset`.
 
     Raises:
         PoseidonError: Same as in `split_dataset`.
     """
     _check_batches(dataset)
-    checked = dataset.enumerate().map(_comparing_first(name)).prefetch(tf.data.AUTOTUNE)
+    own = _own_dataset(dataset, ranks, communicator)
+    if own is not None:
+        return own
+    checked = dataset.enumerate().map(_comparing_first(ranks.name)).prefetch(tf.data.AUTOTUNE)
     batch_sizes[checked] = batch_size(dataset)
     return checked
+
+
+def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
+                 communicator: Communicator) -> tf.data.Dataset | None:
+    """Returns a dataset of `OwnRows` whose rows each rank makes itself; None if every rank makes all rows."""
+    if dataset in batch_sizes:  # of arrays: taking rows of them is all that it does
+        return None
+    selected, report = row_selection.select(dataset, ranks)
+    difference = agreement.CommunicatorComparison(communicator).difference(
+        f"data/{ranks.name}", "\n".join(("divided" if selected else "whole", str(report))))
+    if communicator.rank == 0 and (text := difference or report.sentence()):
+        _log.warning("%s: %s", ranks.name, text)
+    if selected is None or difference:
+        return None
+
+    @tf.autograph.experimental.do_not_convert
+    def as_own_rows(part: tf.Tensor, batch: Any) -> Any:
+        contributors = tf.cast(tf.minimum(part[0], ranks.size), tf.int32)
+        return tf.nest.map_structure(
+            lambda leaf: OwnRows(leaf, part, contributors, leaf.shape[0] is not None and (
+                selected.batch_size >= ranks.size), selected.batch_size), batch)
+
+    own = selected.dataset.map(as_own_rows).prefetch(tf.data.AUTOTUNE)
+    batch_sizes[own] = selected.batch_size
+    return own
 
 
 def _check_batches(dataset: tf.data.Dataset) -> None:
@@ -146,7 +192,7 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
                 "the dataset.")
 
 
-def join_datasets(dataset: tf.data.Dataset, size: int, name: str) -> tf.data.Dataset:
+def join_datasets(dataset: tf.data.Dataset, ranks: row_selection.Ranks) -> tf.data.Dataset:
     """Returns a dataset of global batches, each the concatenation of the ranks' own batches.
 
     Every rank makes as many steps as the rank with the most batches; the others have no rows in the
@@ -154,8 +200,7 @@ def join_datasets(dataset: tf.data.Dataset, size: int, name: str) -> tf.data.Dat
 
     Args:
         dataset: `tf.data.Dataset` of this rank's batches, which differ between the ranks.
-        size: Number of ranks.
-        name: A name for messages and exchanges, the same on all ranks.
+        ranks: The ranks.
 
     Raises:
         PoseidonError: If the elements have no rows, or are not tensors.
@@ -180,11 +225,12 @@ def join_datasets(dataset: tf.data.Dataset, size: int, name: str) -> tf.data.Dat
 
     @tf.autograph.experimental.do_not_convert
     def join(count: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
-        sums = ops.all_reduce(tf.stack([count, tf.cast(count > 0, tf.int32)]), f"{name}/rows")
-        total, contributors = sums[0], sums[1]
+        counts = ops.all_gather(tf.cast(count[tf.newaxis], tf.int64), f"{ranks.name}/rows")
+        total = tf.reduce_sum(counts)
+        part = tf.stack([total, tf.reduce_sum(counts[:ranks.rank]), counts[ranks.rank]])
+        contributors = tf.math.count_nonzero(counts, dtype=tf.int32)
         return total > 0, tf.nest.map_structure(
-            lambda leaf: OwnRows(leaf, count, total, contributors, False,
-                                 rows * size if rows > 0 else -1), batch)
+            lambda leaf: OwnRows(leaf, part, contributors, False, rows * ranks.size if rows > 0 else -1), batch)
 
     def only_batch(_: tf.Tensor, batch: Any) -> Any:
         return batch
@@ -217,14 +263,13 @@ def usual_rows(batches: Any) -> int | None:
     return rows if rows > 0 else None
 
 
-def split_batch(batch: Any, rank: int, size: int, usual_total: int = -1) -> Any:
+def split_batch(batch: Any, ranks: row_selection.Ranks, usual_total: int = -1) -> Any:
     """Returns this rank's `OwnRows` of one global batch.
 
     Args:
         batch: Nested structure of tensors with the same number of rows; None and
             `tf.experimental.Optional` are unchanged.
-        rank: This rank.
-        size: Number of ranks.
+        ranks: The ranks.
         usual_total: Rows of a global batch, -1 if unknown.
     """
     leaves = [leaf for leaf in tf.nest.flatten(batch) if not fingerprints.is_missing(leaf)]
@@ -235,23 +280,24 @@ def split_batch(batch: Any, rank: int, size: int, usual_total: int = -1) -> Any:
             "all parts alike; give every part of an element the same first dimension.")
     if static_totals:
         total = usual_total = static_totals.pop()
-        begin, count = part_of_rank(total, rank, size)
+        begin, count = parts.of_rank(total, ranks.rank, ranks.size)
         begin, length = (begin, count) if count > 0 else (0, min(1, total))
-        never_empty = total >= size
+        never_empty = total >= ranks.size
     else:
         total, never_empty = fingerprints.num_rows(leaves[0]), False
         same = [tf.debugging.assert_equal(
             fingerprints.num_rows(leaf), total, "The parts of a batch must have the same first dimension.")
                 for leaf in leaves[1:]]
         with tf.control_dependencies(same):
-            begin, count = part_of_rank(tf.identity(total), rank, size)
+            begin, count = parts.of_rank(tf.identity(total), ranks.rank, ranks.size)
         begin, length = tf.where(count > 0, begin, 0), tf.maximum(count, 1)
+
+    part = tf.stack([tf.cast(number, tf.int64) for number in (total, begin, count)])
 
     def split(leaf: Any) -> Any:
         if fingerprints.is_missing(leaf):
             return leaf
-        return OwnRows(_slice_rows(leaf, begin, length), tf.cast(count, tf.int32),
-                       tf.cast(total, tf.int32), tf.cast(tf.minimum(total, size), tf.int32),
+        return OwnRows(_slice_rows(leaf, begin, length), part, tf.cast(tf.minimum(total, ranks.size), tf.int32),
                        never_empty, usual_total)
 
     return tf.nest.map_structure(split, batch)

@@ -29,8 +29,9 @@ class Call:
 
     Attributes:
         name: The function's name.
-        tensors: The tensors, flat.
-        names: Their names in messages.
+        tensors: The tensors, flat. If ranks were given their rows alone, the last one says which, as `OwnRows.part`.
+        has_own_rows: Whether ranks were given their rows alone.
+        names: The tensors' names in messages.
         dimensions: The dimension of each tensor's rows, None for a tensor without rows.
         key: Everything that a trace depends on.
     """
@@ -52,7 +53,10 @@ class Call:
         if unknown:
             raise GraphError(f"inputs= names '{min(unknown)}', which is not an argument of '{self.name}'; its "
                              f"arguments are {', '.join(bound.arguments)}.")
-        self._structure = joined((bound.args, bound.kwargs))
+        given = _own_rows((bound.args, bound.kwargs), inputs)
+        self.has_own_rows = bool(given)
+        self._usual_rows = given[0].usual_total if given else None
+        self._structure = (datasets.values if given else joined)((bound.args, bound.kwargs))
         self._leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(self._structure, expand_composites=True)]
         args, kwargs = self._structure
         in_order = dict(zip(bound.arguments, args)) | dict(sorted(kwargs.items()))
@@ -64,11 +68,16 @@ class Call:
             if tf.is_tensor(leaf):
                 self.names.append(name)
                 self.dimensions.append(_dimension(leaf, name, mark))
+        if given:
+            self.tensors.append(given[0].part)
+            self._shapes.append(given[0].part.shape)
+            self.names.append("this rank's part")
+            self.dimensions.append(None)
         self.key = tuple(
             (leaf.dtype, _without_rows(next(shapes), dimension := next(dimensions)), dimension)
             if tf.is_tensor(leaf) else ("constant", _hashable(leaf))
             for dimensions, shapes in [(iter(self.dimensions), iter(self._shapes))] for leaf in self._leaves) + (
-                str(tf.nest.map_structure(lambda _: ".", self._structure)),)
+                str(tf.nest.map_structure(lambda _: ".", self._structure)), self.has_own_rows)
 
     def specs(self) -> list[tf.TensorSpec]:
         """Returns the TensorSpecs of the tensors, with an unknown number of rows."""
@@ -76,7 +85,9 @@ class Call:
                 for tensor, shape, dimension in zip(self.tensors, self._shapes, self.dimensions)]
 
     def rows(self) -> int | None:
-        """Returns the number of rows of a global batch, None if it is unknown."""
+        """Returns the number of rows of a global batch, or of most of them; None if it is unknown."""
+        if self._usual_rows is not None:
+            return self._usual_rows if self._usual_rows > 0 else None
         return next((shape[dimension] for shape, dimension in zip(self._shapes, self.dimensions)
                      if dimension is not None and shape.rank is not None), None)
 
@@ -116,6 +127,28 @@ def _marks_of_parts(leaf: Any, name: str, mark: Mark | None) -> list[tuple[str, 
         raise GraphError(f"inputs= says that '{name}', a {type(leaf).__name__}, has rows; only dense tensors are "
                          "partitioned: give 'same', so that every rank computes it whole, or make it dense.")
     return [(name, _SAME)] * len(tf.nest.flatten(leaf, expand_composites=True))
+
+
+def _own_rows(structure: Any, inputs: Mapping[str, Any]) -> list[datasets.OwnRows]:
+    """Returns the inputs of which a rank has its rows alone; none if others have rows, or callers mark inputs."""
+    leaves = tf.nest.flatten(structure)
+    own = [leaf for leaf in leaves if isinstance(leaf, datasets.OwnRows)]
+    others = [leaf for leaf in leaves if not isinstance(leaf, datasets.OwnRows) and hasattr(leaf, "shape")]
+    is_alone = not inputs and all(leaf.shape.rank == 0 if tf.is_tensor(leaf) else not len(leaf.shape) for leaf in others)
+    return own if is_alone and all(isinstance(leaf.value, tf.Tensor) for leaf in own) else []
+
+
+def whole(tensors: Sequence[tf.Tensor], dimensions: Sequence[int | None]) -> list[tf.Tensor]:
+    """Returns the tensors of a call that has own rows with the rows of all ranks, and the part of all of them.
+
+    Args:
+        tensors: The tensors of the `Call`.
+        dimensions: Its `dimensions`.
+    """
+    *values, part = tensors
+    rows = [value if dimension is None else ops.all_gather(value, sites.unique_site("distribute/inputs"), part[2] > 0)
+            for value, dimension in zip(values, dimensions[:-1], strict=True)]
+    return [*rows, tf.stack([part[0], tf.zeros_like(part[0]), part[0]])]
 
 
 def joined(structure: Any) -> Any:

@@ -3,6 +3,7 @@
 Tests: tests/training/test_distribution.py, tests/training/test_overlapping.py, tests/training/test_verify.py.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import functools
@@ -29,7 +30,8 @@ class JobFunction:
     """
 
     def __init__(self, name: str, job: Job, runs: RankGraphs | tf.types.experimental.ConcreteFunction,
-                 verifier: step_verifier.StepVerifier | None = None) -> None:
+                 verifier: step_verifier.StepVerifier | None = None,
+                 whole: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None) -> None:
         """Makes a function; if it trains and is partitioned, `strategy.plan` becomes its plan.
 
         Args:
@@ -37,6 +39,7 @@ class JobFunction:
             job: The job.
             runs: What runs: its `RankGraphs`, or the traced ConcreteFunction.
             verifier: Compares its runs with those of one process, in verify mode.
+            whole: Gathers its inputs from all ranks; None if every rank has them.
         """
         partition = runs.partition if isinstance(runs, RankGraphs) else None
         self.name = name
@@ -44,16 +47,17 @@ class JobFunction:
         self._job = job
         self._runs = runs
         self._verifier = verifier
+        self._whole = whole
         self._results = None if partition is None else partition.results
         self._plan = job.graph_pass.expect(partition.number, partition.whole, partition.has_sites) if (
             partition is not None and partition.options.trains) else None
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         if not isinstance(self._runs, RankGraphs):
-            return self._runs(*tensors)
+            return self._runs(*(tensors if self._whole is None else self._whole(tensors)))
         run = functools.partial(self._run_partitioned, self._runs)
         if self._verifier is not None and tf.executing_eagerly():
-            return self._verifier.run(run, tensors)
+            return self._verifier.run(run, tensors, self._whole)
         return run(tensors)
 
     def are_rows(self, results: Any) -> Any:

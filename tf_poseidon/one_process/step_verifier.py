@@ -11,7 +11,6 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import logging
-import sys
 from typing import Any
 
 import numpy as np
@@ -86,26 +85,36 @@ class StepVerifier:
         self._every = every
         self._communicator = communicator
         self._runs = 0
+        self._has_failed = False  # to run as one process
         self._rng = np.random.default_rng(0)
 
-    def run(self, partitioned: Callable[[Sequence[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]) -> Any:
+    def run(self, partitioned: Callable[[Sequence[tf.Tensor]], Any], tensors: Sequence[tf.Tensor],
+            whole: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None) -> Any:
         """Runs the partitioned function, and compares the run if it is due.
+
+        Args:
+            partitioned: The function.
+            tensors: Its inputs.
+            whole: Gathers them from all ranks; None if every rank has them.
 
         Raises:
             JobError: On rank 0, if it has computed other values than one process; the other ranks' job ends, too.
         """
         self._runs += 1
-        if self._runs % self._every or self._communicator.rank:
+        if self._runs % self._every:
+            return partitioned(tensors)
+        of_one_process = tensors if whole is None else whole(tensors)
+        if self._has_failed or self._communicator.rank:
             return partitioned(tensors)
         state_before = self._state()
         results = partitioned(tensors)
         after = self._state()
         try:
-            wrong = self._compare(_values(results, after), tensors, state_before)
+            wrong = self._compare(_values(results, after), of_one_process, state_before)
         except tf.errors.OpError as error:  # of one process alone: out of memory, or an assertion about last places
             _log.warning("verify no longer compares '%s' with one process, where it fails with %s.", self._name,
                          type(error).__name__)
-            self._every = sys.maxsize
+            self._has_failed = True
             wrong = ""
         finally:
             self._restore(after)

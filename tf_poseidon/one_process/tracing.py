@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import enum
+import functools
 import logging
 from typing import Any
 
@@ -94,6 +95,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
     job.new_variables.broadcast()
     # Not in an init_scope, in which tapes record nothing.
     concrete = traced(function, call, options.replica)
+    whole = functools.partial(calls.whole, dimensions=call.dimensions) if call.has_own_rows else None
     with tf.init_scope():
         job.new_variables.broadcast()  # of a model that its first step builds
         job.held.add(options.accumulators())
@@ -120,13 +122,13 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
             _check_same(concrete, comparison, name)
             _refuse(call.name, _problem_of_ranks(problem, job.communicator, name) or str(difference), job)
             job.held.release(summands, name)
-            return JobFunction(name, job, concrete)
+            return JobFunction(name, job, concrete, whole=whole)
         job.held.use(summands)
     verifier = _step_verifier(concrete, name, job, summands)
     if verifier is None:
         # The graph and its operations refer to each other where Python's collector cannot see it; it takes tens of MB.
         tf_compat.dismantle(concrete.graph)
-    return JobFunction(name, job, graphs, verifier)
+    return JobFunction(name, job, graphs, verifier, whole)
 
 
 def _read_later(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
@@ -231,8 +233,9 @@ def traced(function: Callable[..., Any], call: calls.Call,
     """
 
     def body(*tensors: tf.Tensor) -> Any:
+        part = [tensors[-1]] if call.has_own_rows else []
         rows = [tensor if dimension is None else library.load()[0].poseidon_rows(
-            values=[tensor], dimensions=[dimension], names=[name])[0]
+            values=[tensor], part=part, dimensions=[dimension], names=[name])[0]
             for tensor, dimension, name in zip(tensors, call.dimensions, call.names)]
         args, kwargs = call.arguments(rows)
         with context.inside(), replica():

@@ -16,12 +16,15 @@ import tensorflow as tf
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.data import datasets
+from tf_poseidon.data import input_report
+from tf_poseidon.data import row_selection
 from tf_poseidon.errors import GraphError
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.loops import loop_variables as variables_lib
 from tf_poseidon.loops import step as step_lib
 from tf_poseidon.one_process import context
 from tf_poseidon.ops import sites
+from tf_poseidon.options import TrainingOptions
 
 
 class _ReplicaContext(tf.distribute.ReplicaContext):
@@ -59,14 +62,15 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
     TensorFlow requires a strategy to override the methods below, private ones included: `compat.tensorflow` has them.
     """
 
-    def __init__(self, container_strategy: tf.distribute.Strategy, job: Job | None, global_batch_norm: bool) -> None:
+    def __init__(self, container_strategy: tf.distribute.Strategy, job: Job | None, training: TrainingOptions) -> None:
         has_gpu = bool(tf.config.get_visible_devices("GPU"))
         super().__init__(container_strategy, "/gpu:0" if has_gpu else "/cpu:0")
         self.job = job  # None if this process runs alone
         self.rank, self.size = (job.rank, job.size) if job else (0, 1)
         # As MultiWorkerMirroredStrategy has it: KerasTuner names temporary directories of other ranks after it.
         self._task_id = self.rank
-        self.global_batch_norm = global_batch_norm
+        self.global_batch_norm = training.global_batch_norm
+        self._is_independent = training.input == "independent"
         self._num_datasets, self._method = 0, ""
         # By split dataset: the dataset of global batches that it was made from, None if there is none.
         self._split_datasets: weakref.WeakKeyDictionary[tf.data.Dataset, Any] = weakref.WeakKeyDictionary()
@@ -240,10 +244,10 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
         if context.is_inside():
             dataset = self._split_datasets.get(dataset) or dataset
             return dataset if dataset in self._split_datasets else datasets.global_dataset(
-                dataset, self._dataset_name())
+                dataset, self._next_ranks(), self._ranks.communicator)
         if dataset in self._split_datasets:
             return dataset
-        split = datasets.split_dataset(dataset, self.rank, self.size, self._dataset_name())
+        split = datasets.split_dataset(dataset, self._next_ranks(), self._ranks.communicator)
         self._split_datasets[split] = dataset
         return split
 
@@ -252,7 +256,7 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
         own = dataset_fn(tf.distribute.InputContext(self.size, self.rank, self.size))
         if self.size == 1:
             return own
-        joined = datasets.join_datasets(own, self.size, self._dataset_name())
+        joined = datasets.join_datasets(own, self._next_ranks())
         self._split_datasets[joined] = None
         return joined
 
@@ -268,9 +272,15 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
         finally:
             self._num_datasets, self._method = outer
 
-    def _dataset_name(self) -> str:
+    def _next_ranks(self) -> row_selection.Ranks:
+        """Returns the ranks that divide the batches of the next dataset."""
         self._num_datasets += 1
-        return f"dataset {self._num_datasets - 1}{self._method}"
+        return row_selection.Ranks(self.rank, self.size, f"dataset {self._num_datasets - 1}{self._method}",
+                                   self._is_independent)
+
+    def explain_input(self, dataset: tf.data.Dataset) -> input_report.InputReport:
+        """Returns what of a dataset each rank runs for its own rows."""
+        return row_selection.select(dataset, row_selection.Ranks(self.rank, self.size, "", self._is_independent))[1]
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))

@@ -18,6 +18,7 @@ from tf_poseidon import grappler
 from tf_poseidon import keras_hook
 from tf_poseidon import options
 from tf_poseidon import planning
+from tf_poseidon.data import input_report
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session as session_lib
@@ -93,6 +94,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
             between ranks. Steps of `fit` and `evaluate`, and functions of `distribute`, are also compared with one
             process, on rank 0. A difference ends the job, with its name, rank and size. None never compares.
             Gradients that travel as factors are computed here too, so all steps take longer.
+        input: "exact" gives every step the batches of one process. Then maps of a dataset that draw random numbers from
+            a common state, or call Python, run for all rows on every rank; with "independent" each rank runs them for
+            its own rows alone, so that what they draw depends on the number of ranks.
         engine: The library that moves gradients: "mpi", our own communicator over MPI, or "horovod",
             Horovod's ops over whatever it was built with (MPI, Gloo, NCCL). None takes that of the
             launcher: "horovod" under horovodrun, else "mpi".
@@ -117,7 +121,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  pins: Mapping[str, str] | None = None, cluster: planning.Cluster | None = None,
                  wire_dtype: str | None = None, merge: bool = False, servers: Iterable[int] | None = None,
                  ranks_per_node: int | None = None, strict: bool = False, global_batch_norm: bool = False,
-                 verify: int | None = None, engine: str | None = None,
+                 verify: int | None = None, input: str = "exact", engine: str | None = None,
                  kv_pair_bytes: int = options.JobOptions.kv_pair_bytes, timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
                  heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s,
@@ -125,7 +129,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
         training = options.TrainingOptions(policy, plan, tuple((pins or {}).items()), cluster, wire_dtype, merge,
-                                           strict, global_batch_norm, verify)
+                                           strict, global_batch_norm, verify, input)
         job_options = options.JobOptions(engine, cast(Any, servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
                                          startup_timeout_s, heartbeat_timeout_s, staging_bytes)
         runtime.check(job_options, training)
@@ -134,7 +138,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         communicator = runtime.start(job_options)
         keras_hook.install(alone=communicator is None)
         job = None if communicator is None else _job(communicator, training)
-        super().__init__(extended.Extended(self, job, training.global_batch_norm))
+        super().__init__(extended.Extended(self, job, training))
         global _latest
         if job is not None and _latest is None:
             runtime.announce(training.described(job.graph_pass.session.planner.cluster))
@@ -222,6 +226,26 @@ class PoseidonStrategy(tf.distribute.Strategy):
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
                                if site not in calibration.SITES | recording.SITES}
         return statistics
+
+    def explain_input(self, dataset: tf.data.Dataset) -> input_report.InputReport:
+        """Returns what of a dataset each rank runs for its own rows, what for all rows of a batch, and why.
+
+        ```python
+        print(strategy.explain_input(dataset))
+        ```
+
+        ```
+        Each rank makes its own rows of batches of 256:
+          TFRecord           all rows
+          shuffle            all rows
+          map (decode_jpeg)  own rows
+          batch              own rows
+        ```
+
+        Args:
+            dataset: A dataset of global batches, as it is given to `fit`. Nothing is read from it.
+        """
+        return self.extended.explain_input(dataset)
 
     def timeline(self, path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[recording.Timeline]:
         """Returns a context manager that records every step inside, on all ranks.

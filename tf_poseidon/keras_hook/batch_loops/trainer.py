@@ -254,7 +254,7 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
             with steps.current(datasets.usual_rows(batches)):
                 loop = reading.current(model, "train" if trains else "test")
                 if isinstance(batches, tf.data.Iterator):
-                    building.build(model, batches.element_spec, trains)
+                    building.build(model, datasets.specs(batches.element_spec), trains)
                 if _needs_keras_function(model, batches):
                     result = function(batches)
                 elif unrolling.applies(model):  # several steps for each call

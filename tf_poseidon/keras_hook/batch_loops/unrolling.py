@@ -43,7 +43,7 @@ def execute(steps: stepping.Steps, step: Any, strategy: tf.distribute.Strategy, 
         JobError: If ranks have different numbers of batches. Those that are taken together, up to 8, have not run then.
     """
     batches = _Batches(iterator, strategy.extended.job.communicator)
-    specs = _joined(calls.without_missing(iterator.element_spec))
+    specs = datasets.specs(calls.without_missing(iterator.element_spec))
     specs = [spec for spec in tf.nest.flatten(specs, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
     with strategy.scope():
         results = steps.run_unrolled(step, batches.take, number, specs, form)
@@ -115,8 +115,3 @@ def _compare_batches(communicator: Communicator, taken: int, error: Exception | 
         raise ended from error
     raise JobError(f"Rank {fewest} has {of_ranks[fewest]} batches for the next steps of an execution, expected "
                    f"{of_ranks[most]}: its data {reason}.") from error
-
-
-def _joined(specs: Any) -> Any:
-    """Returns the specs of batches whose ranks' rows are joined."""
-    return tf.nest.map_structure(lambda spec: spec.value if isinstance(spec, datasets.OwnRows.Spec) else spec, specs)

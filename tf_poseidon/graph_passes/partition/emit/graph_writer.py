@@ -28,6 +28,7 @@ from tf_poseidon.graph_passes.partition.node_writer import PREFIX
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
+from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes.poseidon_rows import ROWS
 from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.graph_passes.partition.states import OWN
@@ -151,13 +152,16 @@ class GraphWriter:
         return seen
 
     def _write_inputs(self, rows_node: node_def_pb2.NodeDef) -> None:
-        """Slices this rank's rows of each input of a PoseidonRows."""
-        inputs = [self._conversions.tensor(tensor, WHOLE) for tensor in self._graph.inputs(rows_node)]
-        place, self._controls[rows_node.name] = self._parts.write(rows_node, inputs)
+        """Slices this rank's rows of each input of a PoseidonRows, unless ranks were given their rows alone."""
+        inputs = [self._conversions.tensor(tensor, WHOLE) for tensor in poseidon_rows.values(rows_node)]
+        given = poseidon_rows.given_part(rows_node)
+        place, self._controls[rows_node.name] = self._parts.write(rows_node, inputs, given)
         for i, (tensor, dimension) in enumerate(zip(inputs, rows_node.attr["dimensions"].list.i)):
             name, dtype = tensors.tensor_of(rows_node.name, i), rows_node.attr["T"].list.type[i]
-            self._conversions.set_whole(name, tensor)
-            rows = self._parts.rows_of(tensor, dimension, dtype, f"{PREFIX}/{rows_node.name}/rows{i}", place)
+            rows = tensor
+            if given is None:
+                self._conversions.set_whole(name, tensor)
+                rows = self._parts.rows_of(tensor, dimension, dtype, f"{PREFIX}/{rows_node.name}/rows{i}", place)
             # `usual_batch.with_sizes` gives this one the rows of a rank. It has one output: where TensorFlow takes the
             # maximum of x before a function that grows with x, it takes the first output of the node that computes x.
             writer = self._written.writer(f"{PREFIX}/{rows_node.name}/mine{i}", rows_node.device)

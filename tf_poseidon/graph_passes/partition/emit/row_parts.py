@@ -44,12 +44,14 @@ class RowParts:
         # By frame and two PoseidonRows: the check that they have as many rows.
         self._meetings: dict[tuple[frames_lib.Frame, str, str], str] = {}
 
-    def write(self, rows_node: node_def_pb2.NodeDef, inputs: Sequence[str]) -> tuple[frames_lib.Place, str]:
+    def write(self, rows_node: node_def_pb2.NodeDef, inputs: Sequence[str],
+              given: str | None) -> tuple[frames_lib.Place, str]:
         """Writes the PoseidonPart of a PoseidonRows.
 
         Args:
             rows_node: The PoseidonRows.
-            inputs: Its inputs, whole.
+            inputs: Its inputs: whole, or this rank's rows.
+            given: Which rows these are, None if they are whole.
 
         Returns:
             (the place of its outputs, the name of the PoseidonPart).
@@ -65,7 +67,9 @@ class RowParts:
             counts.append(writer.add(f"count{i}", "StridedSlice", [shape, *bounds], T=_INT64, Index=_INT64,
                                      begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=1))
         controls = graph_lib.control_inputs(rows_node)
-        part = writer.add("part", "PoseidonPart", [*counts, *controls], N=len(counts), site=rows_node.name)
+        parts = [] if given is None else [given]
+        part = writer.add("part", "PoseidonPart", [*counts, *parts, *controls], N=len(counts), M=len(parts),
+                          site=rows_node.name)
         writer.nodes[-1].attr["names"].CopyFrom(rows_node.attr["names"])
         self._parts[place] = part, f"{part}:1", f"{part}:2"
         return place, part

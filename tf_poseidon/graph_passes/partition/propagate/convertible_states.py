@@ -53,7 +53,10 @@ class ConvertibleStates:
                    for tensor, state, takes in zip(inputs, states, outcome.takes))
 
     def can_be_gathered(self, tensor: str, state: Rows) -> bool:
-        """Whether rows can be made whole; those of inputs are not gathered."""
+        """Whether rows can be made whole; those of inputs that all ranks have whole are not gathered."""
+        node = self._prepared.graph.node(tensor)
+        if node.op == poseidon_rows.ROWS and poseidon_rows.given_part(node) is None:
+            return True
         # Gathering along another dimension than the first needs the rank.
-        return self._prepared.op(tensor) == poseidon_rows.ROWS or self._prepared.dtype_of(tensor) in GATHERED and (
+        return self._prepared.dtype_of(tensor) in GATHERED and (
             state == Rows(0) or self._prepared.sizes.shape(tensor) is not None)

@@ -25,18 +25,24 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 
 
 def together(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Returns a GraphDef in which one PoseidonRows stands for all: their inputs have the same number of rows."""
+    """Returns a GraphDef in which one PoseidonRows stands for all: their inputs have the same number of rows.
+
+    Ranks were given their own rows of all of them, or of none.
+    """
     rows_nodes = poseidon_rows.find(graph_def)
     if len(rows_nodes) < 2:
         return graph_def
     joined, moved = type(rows_nodes[0])(name=rows_nodes[0].name, op=poseidon_rows.ROWS, device=rows_nodes[0].device), {}
     for rows_node in rows_nodes:
-        for i, tensor in enumerate(graph_lib.data_inputs(rows_node)):
+        for i, tensor in enumerate(poseidon_rows.values(rows_node)):
             name, outputs = f"{rows_node.name}:{i}", len(joined.input)
             moved[name] = f"{joined.name}:{outputs}" if outputs else joined.name
             joined.input.append(tensor)
         for key in ("dimensions", "names", "T"):
             joined.attr[key].MergeFrom(rows_node.attr[key])
+    if part := poseidon_rows.given_part(rows_nodes[0]):
+        joined.input.append(part)
+        joined.attr["M"].i = 1
     moved.update({rows_node.name: moved[f"{rows_node.name}:0"] for rows_node in rows_nodes},
                  **{f"^{rows_node.name}": f"^{joined.name}" for rows_node in rows_nodes})
     others = (node for node in graph_def.node if node.op != poseidon_rows.ROWS)

@@ -12,7 +12,7 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 
 
 def inputs_with_rows(case: Case) -> Outcome:
-    """PoseidonRows: each rank takes its rows of the global batch, which all ranks have."""
+    """PoseidonRows: each rank takes its rows of the global batch, which all ranks have, or was given them alone."""
     return Outcome((WHOLE,) * len(case.inputs), tuple(map(Rows, case.attr("dimensions").list.i)))
 
 

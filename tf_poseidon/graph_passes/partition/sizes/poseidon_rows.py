@@ -16,6 +16,16 @@ def find(graph_def: graph_pb2.GraphDef) -> list[node_def_pb2.NodeDef]:
     return [node for node in graph_def.node if node.op == ROWS]
 
 
+def values(rows_node: node_def_pb2.NodeDef) -> list[str]:
+    """Returns the inputs of a PoseidonRows that have rows."""
+    return graph_lib.data_inputs(rows_node)[:len(rows_node.attr["T"].list.type)]
+
+
+def given_part(rows_node: node_def_pb2.NodeDef) -> str | None:
+    """Returns the input of a PoseidonRows that says which rows its values are; None if they are the global batch."""
+    return next(iter(graph_lib.data_inputs(rows_node)[len(rows_node.attr["T"].list.type):]), None)
+
+
 def placeholder(rows_node: str, output: int) -> str:
     """Returns the name of the placeholder that replaces an output of a PoseidonRows while shapes are inferred."""
     return f"{rows_node}/generic{output}"

@@ -1,0 +1,485 @@
+"""Lets each rank make its own rows of a global batch, instead of the whole batch of which it takes a part.
+
+A dataset is a graph: each one reads others, down to its sources. Here it is rebuilt with the selection of a rank's rows
+as near to the sources as it can be: behind everything that decides which elements there are, and in which order
+(shuffle, repeat, take, skip, filter, interleave, ...), in front of what makes one element of one element (map, and
+decoding in it) and of batches. So order, number of batches and their contents stay those of one process, while each
+rank makes K_r of K rows.
+
+To that end, what a dataset does is described by `_Elements`: a base, and what is done with each of its elements later.
+A map is done later; shuffle and others, which only move elements, are done with the base at once. At `batch`, ranks
+choose their elements of the base, K at a time, do with them what was left for later, and batch them: `_Batches`. What
+cannot be described so is a base itself, as it stands: its maps run for all rows on every rank. So a transformation
+without a rule costs speed, never correctness.
+
+Each dataset is described once, after those that it reads; it was made of these, so there is an order in which to do so.
+
+Tests: tests/unit/test_row_selection.py, tests/training/test_own_rows.py.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import re
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
+
+from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.data import fingerprints
+from tf_poseidon.data import input_report
+from tf_poseidon.data import parts
+from tf_poseidon.graph_passes.partition.states import GATHERED
+
+# Stateful ops that do not make what a function returns depend on its other calls.
+_HARMLESS = frozenset((
+    "Assert", "Print", "PrintV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp",
+    "LookupTableFindV2", "LookupTableSizeV2", "StatefulPartitionedCall", "If", "While", "Case", "Placeholder"))
+# Datasets whose data, in bytes, would be copied to find how they shuffle: more is not worth it.
+_MOST_COPIED = 1 << 28
+_MOVES = frozenset(("repeat", "shard", "shuffle", "skip", "take"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """The ranks that divide batches.
+
+    Attributes:
+        rank: This rank.
+        size: Their number.
+        name: A name for messages and exchanges, the same on all ranks.
+        is_independent: Whether maps that draw random numbers, or call Python, are done for a rank's rows alone.
+    """
+
+    rank: int
+    size: int
+    name: str
+    is_independent: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Selected:
+    """A dataset of this rank's rows.
+
+    Attributes:
+        dataset: Its elements are (part, batch): [3] int64 as `OwnRows.part`, and this rank's rows of a batch.
+        batch_size: Rows of every global batch except possibly the last.
+    """
+
+    dataset: tf.data.Dataset
+    batch_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Later:
+    """What is done with elements when they were chosen.
+
+    Attributes:
+        method: "map", "prefetch" or "cache".
+        dataset: The user's dataset that does so.
+        begin: Of a map, the first of the tensors of an element that it takes.
+    """
+
+    method: str
+    dataset: tf.data.Dataset
+    begin: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Elements:
+    """Elements of a dataset.
+
+    Attributes:
+        base: Returns a dataset that has as many, as tuples of tensors.
+        later: What is done with each of these.
+    """
+
+    base: Callable[[], tf.data.Dataset]
+    later: tuple[_Later, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batches:
+    """Batches of which a rank has its rows.
+
+    Attributes:
+        rows: Returns a dataset of tuples: the part, and the tensors of a batch.
+        batch_size: Rows of every global batch except possibly the last.
+        done: The user's datasets that run for a rank's rows alone.
+    """
+
+    rows: Callable[[], tf.data.Dataset]
+    batch_size: int
+    done: tuple[tf.data.Dataset, ...]
+
+
+_Stream = _Elements | _Batches
+
+
+def select(dataset: tf.data.Dataset, ranks: Ranks) -> tuple[Selected | None, input_report.InputReport]:
+    """Returns the dataset of this rank's rows, and what it runs for which rows.
+
+    Args:
+        dataset: `tf.data.Dataset` of global batches, the same on all ranks.
+        ranks: The ranks.
+
+    Returns:
+        (the dataset, None if no map would run for fewer rows than without it, the report).
+    """
+    ordered = _in_order(dataset)
+    selection = _Selection(ranks)
+    streams: dict[int, _Stream] = {}
+    for each in ordered:
+        streams[id(each)] = selection.describe(each, [streams[id(read)] for read in tf_compat.inputs_of(each)])
+    result = streams[id(dataset)]
+    is_shuffled_twice = _shuffles_for_two(ordered)
+    if is_shuffled_twice:
+        selection.obstacles[id(is_shuffled_twice)] = (
+            "two datasets read it, and what one of them reads changes what the other does; make one for each")
+    elif isinstance(result, _Batches) and (text := _refused_types(dataset)):
+        selection.obstacles[id(dataset)] = text
+    elif isinstance(result, _Batches) and any(tf_compat.transformation(each)[0] == "map" for each in result.done):
+        return (Selected(_structured(result.rows(), dataset), result.batch_size),
+                _report(ordered, selection.obstacles, result.done, result.batch_size))
+    return None, _report(ordered, selection.obstacles, (), None)
+
+
+def _in_order(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns a dataset and all that it reads, each once, behind those that it reads."""
+    ordered: dict[int, tf.data.Dataset] = {}
+    stack = [dataset]
+    while stack:
+        missing = [read for read in reversed(tf_compat.inputs_of(stack[-1])) if id(read) not in ordered]
+        if missing:
+            stack += missing
+        else:
+            each = stack.pop()
+            ordered[id(each)] = each
+    return list(ordered.values())
+
+
+def _shuffles_for_two(ordered: Sequence[tf.data.Dataset]) -> tf.data.Dataset | None:
+    """Returns a dataset that shuffles, and is read by several: the order of their iterators decides how."""
+    readers: dict[int, int] = {}
+    for each in ordered:
+        for read in tf_compat.inputs_of(each):
+            readers[id(read)] = readers.get(id(read), 0) + 1
+    above: set[int] = set()  # read by several, through others too
+    for each in reversed(ordered):
+        if readers.get(id(each), 0) > 1:
+            above.add(id(each))
+        if id(each) in above:
+            if tf_compat.transformation(each)[0] == "shuffle":
+                return each
+            above.update(map(id, tf_compat.inputs_of(each)))
+    return None
+
+
+def _refused_types(dataset: tf.data.Dataset) -> str:
+    """Returns why a rank cannot have its rows of a dataset's elements alone; "" if it can."""
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if not isinstance(spec, tf.TensorSpec):
+            return f"a part of its elements is a {type(spec).__name__.removesuffix('Spec')}; make it a dense tensor"
+        if spec.dtype.as_datatype_enum not in GATHERED:
+            return (f"a part of its elements is a {spec.dtype.name}, which a step could not gather from all ranks; "
+                    "turn it into numbers")
+    return ""
+
+
+class _Selection:
+    """Rules by which datasets are described.
+
+    Attributes:
+        obstacles: By identity of a dataset: why what it reads is made for all rows.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.obstacles: dict[int, str] = {}
+        self._ranks = ranks
+
+    def describe(self, dataset: tf.data.Dataset, streams: Sequence[_Stream]) -> _Stream:
+        """Returns the stream of a dataset, given those that it reads."""
+        method, how = tf_compat.transformation(dataset)
+        if method == "options":  # of the graph: they are given to the result
+            return streams[0]
+        rule = getattr(self, f"_{method}", self._moved if method in _MOVES else None)
+        found = rule(dataset, how, *streams) if rule is not None else (
+            "which elements it makes may depend on all that it reads; do what is expensive behind it")
+        if not isinstance(found, str):
+            return found
+        if found and any(isinstance(stream, _Batches) or stream.later for stream in streams):
+            self.obstacles[id(dataset)] = found
+        return _Elements(lambda: _flat(dataset))
+
+    # A rule returns a stream, or why there is none, "" if there is nothing to move.
+
+    def _map(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
+        if isinstance(stream, _Batches):
+            return "its function takes batches, and may need all rows; map it in front of batch"
+        reason = _dependence(how["map_func"].function)
+        if reason and not self._ranks.is_independent:
+            self.obstacles[id(dataset)] = reason
+            return ""
+        return dataclasses.replace(stream, later=(*stream.later, _Later("map", dataset)))
+
+    def _prefetch(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
+        if isinstance(stream, _Batches):
+            return _with(stream, dataset, lambda rows: rows.prefetch(how["buffer_size"]))
+        return dataclasses.replace(stream, later=(*stream.later, _Later("prefetch", dataset))) if stream.later else ""
+
+    def _cache(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
+        if isinstance(stream, _Batches):
+            return _with(stream, dataset, lambda rows: rows.cache(self._file(how["filename"])))
+        return dataclasses.replace(stream, later=(*stream.later, _Later("cache", dataset))) if stream.later else ""
+
+    def _moved(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
+        method = tf_compat.transformation(dataset)[0]
+        if method == "shuffle" and isinstance(stream, _Elements) and stream.later and _bytes(dataset) > _MOST_COPIED:
+            return "its data are too large to be copied; shuffle in front of map"
+        move = (lambda rows: _shuffled(rows, dataset, how)) if method == "shuffle" else (
+            lambda rows: getattr(rows, method)(**how))
+        if isinstance(stream, _Batches):
+            return _with(stream, dataset, move)
+        stream = self._behind_cache(stream, dataset)
+        return _Elements(lambda: move(stream.base()), stream.later) if stream.later else ""
+
+    def _zip(self, dataset: tf.data.Dataset, how: Mapping[str, Any], *streams: _Stream) -> _Stream | str:
+        del how
+        if all(isinstance(stream, _Batches) for stream in streams):
+            return self._zipped_batches(dataset, streams)
+        if any(isinstance(stream, _Batches) for stream in streams):
+            return "not all that it reads are batches; zip in front of batch"
+        elements = [self._behind_cache(stream, dataset) for stream in streams]
+        later: list[_Later] = []
+        begin = 0
+        for stream, read in zip(elements, tf_compat.inputs_of(dataset), strict=True):
+            later += [dataclasses.replace(each, begin=each.begin + begin) for each in stream.later]
+            begin += len(tf_compat.flat_specs(read))
+        return _Elements(lambda: _flat(tf.data.Dataset.zip(tuple(stream.base() for stream in elements))),
+                         tuple(later)) if later else ""
+
+    def _zipped_batches(self, dataset: tf.data.Dataset, streams: Sequence[_Batches]) -> _Stream | str:
+        if len({stream.batch_size for stream in streams}) > 1:
+            return "it reads batches of different sizes; zip in front of batch"
+        widths = [len(tf_compat.flat_specs(read)) for read in tf_compat.inputs_of(dataset)]
+
+        def rows() -> tf.data.Dataset:
+            zipped = tf.data.Dataset.zip(tuple(stream.rows() for stream in streams))
+            return zipped.map(_unconverted(lambda *each: (each[0][0], *(
+                tensor for part_and_tensors in each for tensor in part_and_tensors[1:]))))
+
+        assert len(widths) == len(streams)
+        return _Batches(rows, streams[0].batch_size, (*(each for stream in streams for each in stream.done), dataset))
+
+    def _concatenate(self, dataset: tf.data.Dataset, how: Mapping[str, Any], *streams: _Stream) -> _Stream | str:
+        del how
+        first, second = streams
+        if isinstance(first, _Batches) and isinstance(second, _Batches) and first.batch_size == second.batch_size:
+            return _Batches(lambda: first.rows().concatenate(second.rows()), first.batch_size,
+                            (*first.done, *second.done, dataset))
+        return "what is done with the elements of one is not done with those of the other; map behind it"
+
+    def _batch(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
+        def batched(rows: tf.data.Dataset, count: int) -> tf.data.Dataset:
+            return rows.batch(count, how["drop_remainder"], num_parallel_calls=how.get("num_parallel_calls"),
+                              deterministic=True if "num_parallel_calls" in how else None)
+
+        return self._batched(dataset, how, stream, batched)
+
+    def _padded_batch(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
+        shapes = [shape.numpy() for shape in tf.nest.flatten(how["padded_shapes"])]
+        if any((shape < 0).any() for shape in shapes):
+            return ("it pads to the longest row of a batch, which is known when all of them are made; give "
+                    "padded_shapes without None")
+        values = [tf.convert_to_tensor(value, spec.dtype) for value, spec in zip(
+            tf.nest.flatten(how["padding_values"]), tf.nest.flatten(dataset.element_spec), strict=True)]
+
+        def batched(rows: tf.data.Dataset, count: int) -> tf.data.Dataset:
+            return rows.padded_batch(count, ([3], *shapes), (tf.constant(0, tf.int64), *values),
+                                     how["drop_remainder"])
+
+        return self._batched(dataset, how, stream, batched)
+
+    def _batched(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream,
+                 batched: Callable[[tf.data.Dataset, int], tf.data.Dataset]) -> _Stream | str:
+        """Returns the batches that `batched` makes of chosen elements."""
+        if isinstance(stream, _Batches):
+            return "it makes batches of batches"
+        if any(not isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
+            return "its batches are not dense tensors; make them dense in front of it"
+        batch_size, drops = how["batch_size"], how["drop_remainder"]
+        _, count = parts.of_rank(batch_size, self._ranks.rank, self._ranks.size)
+
+        def rows() -> tf.data.Dataset:
+            chosen = _chosen(stream.base(), batch_size, drops, self._ranks)
+            for later in stream.later:
+                chosen = self._done(chosen, later)
+            return batched(chosen, max(1, count)).map(_unconverted(lambda part, *tensors: (part[0], *tensors)))
+
+        return _Batches(rows, batch_size, (*(later.dataset for later in stream.later), dataset))
+
+    def _done(self, rows: tf.data.Dataset, later: _Later) -> tf.data.Dataset:
+        """Does with chosen elements what was left for later."""
+        _, how = tf_compat.transformation(later.dataset)
+        if later.method == "prefetch":
+            return rows.prefetch(how["buffer_size"])
+        if later.method == "cache":
+            return rows.cache(self._file(how["filename"]))
+        function = how["map_func"].function
+        begin = later.begin + 1  # behind the part
+        end = begin + len(tf_compat.flat_specs(tf_compat.inputs_of(later.dataset)[0]))
+        calls = how.get("num_parallel_calls")
+        # In order, whatever the program says: elements are counted behind it.
+        return rows.map(_unconverted(lambda *each: (*each[:begin], *function(*each[begin:end]), *each[end:])),
+                        num_parallel_calls=calls, deterministic=None if calls is None else True)
+
+    def _behind_cache(self, stream: _Elements, dataset: tf.data.Dataset) -> _Elements:
+        """Returns elements that a dataset may move: those that a cache gives stay as they are."""
+        caches = [i for i, each in enumerate(stream.later) if each.method == "cache"]
+        if not caches:
+            return stream
+        cached = stream.later[caches[-1]].dataset
+        self.obstacles[id(cached)] = (
+            f"'{tf_compat.transformation(dataset)[0]}' behind it gives other ranks' rows in the next epoch; cache "
+            "batches, or leave cache out")
+        return _Elements(lambda: _flat(cached), stream.later[caches[-1] + 1:])
+
+    def _file(self, name: bytes) -> str:
+        """Returns the file of a cache: each rank has its own."""
+        text = name.decode()
+        return f"{text}.rank{self._ranks.rank}of{self._ranks.size}" if text else ""
+
+
+def _with(stream: _Batches, dataset: tf.data.Dataset,
+          move: Callable[[tf.data.Dataset], tf.data.Dataset]) -> _Batches:
+    """Returns the batches that a dataset gives of those that it reads, without taking them apart."""
+    return _Batches(lambda: move(stream.rows()), stream.batch_size, (*stream.done, dataset))
+
+
+def _chosen(base: tf.data.Dataset, batch_size: int, drops: bool, ranks: Ranks) -> tf.data.Dataset:
+    """Returns a dataset of (part, *tensors): this rank's elements of each global batch.
+
+    Args:
+        base: The elements, as tuples of tensors.
+        batch_size: How many are a batch.
+        drops: Whether elements at the end that make no full batch are left out.
+        ranks: The ranks, which compare the first batch.
+    """
+    are_values = [spec.dtype != tf.variant for spec in base.element_spec]
+
+    def own(index: tf.Tensor, windows: tuple[tf.data.Dataset, ...]) -> tf.data.Dataset:
+        rows = tf.data.Dataset.zip(windows)
+        total = _compared(index, rows, batch_size, are_values, ranks)
+        first, count = parts.of_rank(total, ranks.rank, ranks.size)
+        part = tf.stack([total, tf.where(count > 0, first, 0), count])
+        own_rows = rows.skip(part[1]).take(tf.maximum(count, 1))
+        return tf.data.Dataset.zip((tf.data.Dataset.from_tensors((part,)).repeat(), own_rows))
+
+    windows = base.window(batch_size, drop_remainder=drops).enumerate()
+    return _flat(windows.flat_map(_unconverted(own)))
+
+
+def _compared(index: tf.Tensor, rows: tf.data.Dataset, batch_size: int, are_values: Sequence[bool],
+              ranks: Ranks) -> tf.Tensor:
+    """Returns how many elements a global batch has; ranks compare those of the first one."""
+    total = rows.cardinality()
+    if not any(are_values):
+        return total
+
+    def fingerprint(*tensors: tf.Tensor) -> tf.Tensor:
+        return fingerprints.fingerprint([tensor for tensor, is_value in zip(tensors, are_values) if is_value])
+
+    found = tf.cond(index == 0, lambda: rows.map(_unconverted(fingerprint)).batch(batch_size).get_single_element(),
+                    lambda: tf.zeros([0, 4], tf.int64))
+    found = fingerprints.with_first_compared(index, found, f"{ranks.name}/first_batch",
+                                             f"the first batch of {ranks.name}")
+    with tf.control_dependencies([found]):
+        return tf.identity(total)
+
+
+def _shuffled(rows: tf.data.Dataset, shuffle: tf.data.Dataset, how: Mapping[str, Any]) -> tf.data.Dataset:
+    """Returns rows in the order in which a dataset shuffles its own, now and in each later iteration of either."""
+    shapes, types = zip(*tf_compat.flat_specs(rows), strict=True)
+    return tf.data.experimental.from_variant(tf.raw_ops.ShuffleDatasetV3(
+        input_dataset=tf.data.experimental.to_variant(rows), buffer_size=how["buffer_size"], seed=how["seed"],
+        seed2=how["seed2"], seed_generator=_seed_generator(shuffle), output_types=types, output_shapes=shapes,
+        reshuffle_each_iteration=how["reshuffle_each_iteration"]), rows.element_spec)
+
+
+def _seed_generator(shuffle: tf.data.Dataset) -> tf.Tensor:
+    """Returns the resource from which a dataset takes the seeds of its iterations, which only its GraphDef names."""
+    graph_def = graph_pb2.GraphDef.FromString(tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(shuffle)).numpy())
+    nodes = {node.name: node for node in graph_def.node}
+    returned, = (node for node in graph_def.node if node.op == "_Retval")
+    constant: node_def_pb2.NodeDef = nodes[nodes[returned.input[0]].input[4]]
+
+    @tf.function(autograph=False)
+    def generator() -> tf.Tensor:
+        return tf.import_graph_def(graph_pb2.GraphDef(node=[constant]), return_elements=[f"{constant.name}:0"])[0]
+
+    return generator()
+
+
+def _bytes(dataset: tf.data.Dataset) -> int:
+    """Returns the bytes of the tensors that a dataset and those that it reads hold, of what is known."""
+    tensors = [tensor for each in _in_order(dataset) for tensor in tf_compat.tensors_of(each)]
+    return sum((tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in tensors)
+
+
+def _dependence(function: Any) -> str:
+    """Returns why what a map's function makes of an element may depend on other elements; "" if it does not."""
+    graph_def = function.graph.as_graph_def()
+    for node in (*graph_def.node, *(node for each in graph_def.library.function for node in each.node_def)):
+        if node.op in ("EagerPyFunc", "PyFunc"):
+            return ("its function calls Python, and what that does is not known; use tf.numpy_function(..., "
+                    "stateful=False), ops of TensorFlow, or PoseidonStrategy(input='independent')")
+        op = tf_compat.op_def(node.op)
+        if op is not None and op.is_stateful and node.op not in _HARMLESS:
+            return (f"its function has a {node.op}, so what it makes of an element depends on those before; use "
+                    "stateless random ops with seeds of the elements, or PoseidonStrategy(input='independent')")
+    return ""
+
+
+def _flat(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset whose elements are tuples of tensors; what is not dense is a tf.variant."""
+    return tf.data.experimental.from_variant(
+        tf.data.experimental.to_variant(dataset),
+        tuple(tf.TensorSpec(shape, dtype) for shape, dtype in tf_compat.flat_specs(dataset)))
+
+
+def _structured(rows: tf.data.Dataset, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset of (part, batch), whose batches are structured as another dataset's, with its options."""
+    spec = dataset.element_spec
+
+    def structured(part: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        return part, tf.nest.pack_sequence_as(spec, tensors)
+
+    result = rows.map(_unconverted(structured)).with_options(dataset.options())
+    cardinality = dataset.cardinality()
+    return result if cardinality == tf.data.UNKNOWN_CARDINALITY else result.apply(
+        tf.data.experimental.assert_cardinality(cardinality))
+
+
+def _report(ordered: Sequence[tf.data.Dataset], obstacles: Mapping[int, str], done: Sequence[tf.data.Dataset],
+            batch_size: int | None) -> input_report.InputReport:
+    own = set(map(id, done))
+    return input_report.InputReport(tuple(input_report.Step(
+        _name(each), id(each) in own, obstacles.get(id(each), "")) for each in ordered
+        if tf_compat.transformation(each)[0] not in ("options", "prefetch")), batch_size)
+
+
+def _name(dataset: tf.data.Dataset) -> str:
+    """Returns what a dataset does, and of a map its function."""
+    method, how = tf_compat.transformation(dataset)
+    if method != "map":
+        return method or re.sub(r"^_|Dataset(V\d)?$", "", type(dataset).__name__)
+    name = how["map_func"].function.name
+    return f"map ({re.sub(r'^__inference_(Dataset_map_)?|_[0-9]+$', '', name.decode() if isinstance(name, bytes) else name)})"
+
+
+def _unconverted(function: Any) -> Any:
+    return tf.autograph.experimental.do_not_convert(function)
