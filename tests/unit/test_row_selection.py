@@ -3,6 +3,7 @@
 import collections
 import contextlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tf_poseidon.data import parts as parts_lib
 from tf_poseidon.data import row_selection
 from tf_poseidon.job.communicator import join_loopback
+from tf_poseidon.one_process import row_maps
 
 Dataset = tf.data.Dataset
 SIZES = (2, 5)
@@ -47,7 +49,8 @@ def check(build, size, epochs=1, most=50, is_independent=False):
     with job_of_one():
         for rank in range(size):
             dataset = build()
-            selected, report = row_selection.select(dataset, row_selection.Ranks(rank, size, "data", is_independent))
+            selected, report = row_selection.select(dataset, row_selection.Ranks(
+                rank, size, "data", is_independent, row_maps.by_rows))
             assert (selected is not None) == report.is_divided
             if selected is None:
                 return report
@@ -79,7 +82,7 @@ def double(x):
 
 
 def pair(x):
-    return {"x": tf.cast(x, tf.float32) / 3, "y": (x, x % 2)}
+    return {"x": tf.cast(x, tf.float32) / 4, "y": (x, x % 2)}
 
 
 def drawn(x):
@@ -99,6 +102,14 @@ def checked(x):
     return x
 
 
+def scaled(parts):
+    return tf.where(parts["x"] > 3, parts["x"], 0) / 8, tf.one_hot(parts["y"][1], 2)
+
+
+def shaped(x):
+    return tf.reshape(tf.tile(x[:, None], [1, 3]), [tf.shape(x)[0], 3]) + tf.range(3, dtype=x.dtype)
+
+
 def records():
     return Dataset.from_tensor_slices([f"record {i}" for i in range(23)])
 
@@ -108,6 +119,7 @@ def numbered(text):
 
 
 TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(tf.range(30), tf.range(30) * 7), -1)
+RESCALING = keras.layers.Rescaling(1 / 256)
 OFFSET = tf.Variable(5, dtype=tf.int64, trainable=False)
 
 # What is made for a rank's rows alone, by name.
@@ -160,6 +172,9 @@ DIVIDED = {
         lambda x: x + 1, [x], tf.int64, stateful=False), [])).batch(6),
     "assertion": lambda: Dataset.range(23).map(checked).batch(6),
     "options": lambda: Dataset.range(23).map(double).batch(6).with_options(tf.data.Options()).prefetch(1),
+    "map of batches": lambda: Dataset.range(23).map(pair).batch(6).map(scaled, tf.data.AUTOTUNE).prefetch(1),
+    "only maps of batches": lambda: Dataset.range(23).shuffle(9, seed=1).batch(6).map(double).map(shaped),
+    "layers": lambda: Dataset.range(23).map(pair).batch(6).map(lambda parts: (RESCALING(parts["x"]), parts["y"][0])),
     "rows of a batch that is larger": lambda: Dataset.range(23).map(double).batch(100),
     "rows one by one": lambda: Dataset.range(5).map(double).batch(1),
     "no batch at all": lambda: Dataset.range(0).map(double).batch(4),

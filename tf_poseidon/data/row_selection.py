@@ -52,12 +52,16 @@ class Ranks:
         size: Their number.
         name: A name for messages and exchanges, the same on all ranks.
         is_independent: Whether maps that draw random numbers, or call Python, are done for a rank's rows alone.
+        by_rows: Returns what runs a function of batches for a rank's rows, given its part and these; or why nothing
+            does. Takes the function and the number of ranks.
     """
 
     rank: int
     size: int
     name: str
     is_independent: bool = False
+    by_rows: Callable[[Any, int], Callable[..., Sequence[tf.Tensor]] | str] = (
+        lambda function, size: "its function takes batches, and may need all rows; map it in front of batch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,10 +221,12 @@ class _Selection:
     # A rule returns a stream, or why there is none, "" if there is nothing to move.
 
     def _map(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
+        reason = "" if self._ranks.is_independent else _dependence(how["map_func"].function)
         if isinstance(stream, _Batches):
-            return "its function takes batches, and may need all rows; map it in front of batch"
-        reason = _dependence(how["map_func"].function)
-        if reason and not self._ranks.is_independent:
+            by_rows = reason or self._ranks.by_rows(how["map_func"].function, self._ranks.size)
+            return by_rows if isinstance(by_rows, str) else _with(stream, dataset, lambda rows: _mapped(
+                rows, lambda part, *tensors: (part, *by_rows(part, *tensors)), how))
+        if reason:
             self.obstacles[id(dataset)] = reason
             return ""
         return dataclasses.replace(stream, later=(*stream.later, _Later("map", dataset)))
@@ -331,10 +337,7 @@ class _Selection:
         function = how["map_func"].function
         begin = later.begin + 1  # behind the part
         end = begin + len(tf_compat.flat_specs(tf_compat.inputs_of(later.dataset)[0]))
-        calls = how.get("num_parallel_calls")
-        # In order, whatever the program says: elements are counted behind it.
-        return rows.map(_unconverted(lambda *each: (*each[:begin], *function(*each[begin:end]), *each[end:])),
-                        num_parallel_calls=calls, deterministic=None if calls is None else True)
+        return _mapped(rows, lambda *each: (*each[:begin], *function(*each[begin:end]), *each[end:]), how)
 
     def _behind_cache(self, stream: _Elements, dataset: tf.data.Dataset) -> _Elements:
         """Returns elements that a dataset may move: those that a cache gives stay as they are."""
@@ -351,6 +354,13 @@ class _Selection:
         """Returns the file of a cache: each rank has its own."""
         text = name.decode()
         return f"{text}.rank{self._ranks.rank}of{self._ranks.size}" if text else ""
+
+
+def _mapped(rows: tf.data.Dataset, function: Callable[..., tuple[tf.Tensor, ...]],
+            how: Mapping[str, Any]) -> tf.data.Dataset:
+    """Returns a dataset mapped as another one is; in order, whatever that one says: elements are counted behind it."""
+    calls = how.get("num_parallel_calls")
+    return rows.map(_unconverted(function), num_parallel_calls=calls, deterministic=None if calls is None else True)
 
 
 def _with(stream: _Batches, dataset: tf.data.Dataset,

@@ -23,6 +23,7 @@ from tf_poseidon.job.joined_job import Job
 from tf_poseidon.loops import loop_variables as variables_lib
 from tf_poseidon.loops import step as step_lib
 from tf_poseidon.one_process import context
+from tf_poseidon.one_process import row_maps
 from tf_poseidon.ops import sites
 from tf_poseidon.options import TrainingOptions
 
@@ -276,11 +277,12 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
         """Returns the ranks that divide the batches of the next dataset."""
         self._num_datasets += 1
         return row_selection.Ranks(self.rank, self.size, f"dataset {self._num_datasets - 1}{self._method}",
-                                   self._is_independent)
+                                   self._is_independent, row_maps.by_rows)
 
     def explain_input(self, dataset: tf.data.Dataset) -> input_report.InputReport:
         """Returns what of a dataset each rank runs for its own rows."""
-        return row_selection.select(dataset, row_selection.Ranks(self.rank, self.size, "", self._is_independent))[1]
+        return row_selection.select(dataset, row_selection.Ranks(
+            self.rank, self.size, "", self._is_independent, row_maps.by_rows))[1]
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))

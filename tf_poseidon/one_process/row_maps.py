@@ -1,0 +1,76 @@
+"""Functions of batches, as a rank runs them for its own rows of each batch.
+
+A dataset's map may take batches. If the partitioner finds that each row of what its function returns depends on the
+same row of what it takes, a rank can run it for its own rows alone.
+
+Tests: tests/unit/test_row_selection.py, tests/training/test_own_rows.py.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+import weakref
+
+import tensorflow as tf
+
+from tf_poseidon import grappler
+from tf_poseidon.errors import shortened
+from tf_poseidon.graph_passes.partition.propagate import row_inputs
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes
+from tf_poseidon.one_process import flat_graphs
+from tf_poseidon.one_process import partitioning
+from tf_poseidon.one_process.rank_graphs import RankGraphs
+from tf_poseidon.ops import library
+
+# Takes a rank's part and rows of each input, returns its rows of each output.
+RowFunction = Callable[..., Sequence[tf.Tensor]]
+
+_found: weakref.WeakKeyDictionary[Any, dict[int, RowFunction | str]] = weakref.WeakKeyDictionary()
+
+
+def by_rows(function: tf.types.experimental.ConcreteFunction, size: int) -> RowFunction | str:
+    """Returns the function of a rank's rows; or why a rank needs all rows of a batch for its own, and what to do.
+
+    Args:
+        function: Takes tensors of a batch, and returns some.
+        size: Number of ranks.
+    """
+    of_sizes = _found.setdefault(function, {})
+    if size not in of_sizes:
+        of_sizes[size] = _divided(function, size)
+    return of_sizes[size]
+
+
+def _divided(function: tf.types.experimental.ConcreteFunction, size: int) -> RowFunction | str:
+    inputs = function.inputs[:len(function.inputs) - len(function.captured_inputs)]
+    if any(tensor.shape.rank is None or not tensor.shape.rank or tensor.shape[0] is not None for tensor in inputs):
+        return "its function was made for batches of one size; leave drop_remainder out, or map it in front of batch"
+
+    def of_rows(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        *rows, part = tensors
+        marked = [library.load()[0].poseidon_rows(values=[tensor], part=[part], dimensions=[0], names=[f"input {i}"])[0]
+                  for i, tensor in enumerate(rows)]
+        return tuple(function(*marked))
+
+    specs = [*(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs), tf.TensorSpec([3], tf.int64)]
+    try:
+        traced = tf.function(of_rows, autograph=False).get_concrete_function(*specs)
+        partition = partitioning.partition(traced, partitioning.PartitionOptions(size), keeps_rows=True)
+        keeps_rows = _keeps_rows(traced)
+    except Exception as error:  # whatever the partitioner does not know, whole batches are right
+        return f"its function could not be divided ({shortened(str(error))}); map it in front of batch"
+    if not keeps_rows:
+        return "its batches have other numbers of rows than those that it takes; map it in front of batch"
+    if partition.report.exchanges or partition.row_outputs != frozenset(range(len(partition.fetches))):
+        named = next((f"a {op.op}" for op in partition.report.whole), "an op")
+        return f"its function has {named} that needs all rows of a batch; map it in front of batch"
+    concrete = RankGraphs(partition).marked("")
+    return lambda part, *tensors: tf.nest.flatten(concrete(*tensors, part))
+
+
+def _keeps_rows(traced: tf.types.experimental.ConcreteFunction) -> bool:
+    """Whether each output has as many rows as the inputs."""
+    graph_def, outputs, _ = flat_graphs.flat(traced)
+    sizes = graph_sizes.Sizes(row_inputs.together(graph_def), grappler.add_shapes, None)
+    shapes = [sizes.shape(output) for output in outputs]
+    return all(shape and shape[0] is not None and shape[0].per_row == 1 for shape in shapes)
