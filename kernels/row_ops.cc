@@ -180,7 +180,8 @@ REGISTER_OP("PoseidonPart")
     .Doc(R"doc(
 Says which rows of a global batch are this rank's.
 
-The parts of the ranks are contiguous and differ by at most one row; lower ranks get the larger ones. A rank
+The parts of the ranks are contiguous. Unless shares were set, they differ by at most one row, and lower ranks get the
+larger ones. A rank
 without rows computes the first one as a padding row, since many layers need at least one, and does not contribute.
 If the batch has no rows, no rank gets any, and rank 0 contributes. Stateful, since it depends on the job.
 
@@ -342,7 +343,8 @@ class PartKernel : public OpKernel {
                   absl::InvalidArgumentError(absl::StrCat("'", names_[0], "' has ", rows, " rows, expected ", expected,
                                                           ", this rank's of ", own.total, ".")));
     } else {
-      own = EqualPart(rows, rank, communicator->size());
+      const RowRange range = communicator->row_shares().Of(rows, rank, communicator->size());
+      own = {rows, range.first, range.count};
     }
     Tensor *part, *contributes, *is_first;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({3}), &part));
@@ -358,12 +360,6 @@ class PartKernel : public OpKernel {
   }
 
  private:
-  // As of_rank in tf_poseidon/data/parts.py.
-  static Part EqualPart(int64_t total, int rank, int ranks) {
-    const int64_t base = total / ranks, extra = total % ranks;
-    return {total, rank * base + std::min<int64_t>(rank, extra), base + (rank < extra ? 1 : 0)};
-  }
-
   absl::Status CheckSizes(const OpInputList& sizes) const {
     for (int i = 0; i < sizes.size(); ++i) {
       if (sizes[i].dims() != 0) {

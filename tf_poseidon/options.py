@@ -4,6 +4,7 @@ Tests: tests/unit/test_options.py, tests/faults/test_failures.py.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import itertools
 import numbers
@@ -14,6 +15,8 @@ from tf_poseidon.errors import ConfigurationError
 
 WIRE_DTYPES = (None, "bfloat16")
 INPUTS = ("exact", "independent")
+BALANCED = "balanced"
+_MOST_SHARE = 1000
 
 _FOR_EVER_S = 1e9  # the clocks of C++ count nanoseconds with 64 bits
 _LEAST_S = {"heartbeat_timeout_s": 1}  # a busy machine keeps a process waiting that long
@@ -86,7 +89,7 @@ class TrainingOptions:
     """How training functions are rewritten and checked.
 
     Attributes:
-        policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm, verify, input: Same as in
+        policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm, verify, rows, input: Same as in
             `PoseidonStrategy`; pins are pairs.
 
     Raises:
@@ -102,6 +105,7 @@ class TrainingOptions:
     strict: bool = False
     global_batch_norm: bool = False
     verify: int | None = None
+    rows: Sequence[int] | str | None = None
     input: str = "exact"
 
     def __post_init__(self) -> None:
@@ -111,6 +115,15 @@ class TrainingOptions:
                                      "every gradient travels; omit these, or make another plan.")
         if self.wire_dtype not in WIRE_DTYPES:
             raise ConfigurationError(f"wire_dtype={self.wire_dtype!r}, expected 'bfloat16' or None.")
+        if self.rows is not None and self.rows != BALANCED:
+            if isinstance(self.rows, str) or not self.rows or any(
+                    isinstance(share, bool) or share not in range(1, _MOST_SHARE + 1) for share in self.rows):
+                raise ConfigurationError(f"rows={self.rows!r}, expected 'balanced', or for each rank a whole number from "
+                                         f"1 to {_MOST_SHARE}, such as (3, 1, 1).")
+            object.__setattr__(self, "rows", tuple(self.rows))
+        if self.rows is not None and self.plan is not None and self.plan.row_shares:
+            raise ConfigurationError(f"rows={self.rows!r}, but the plan already says how ranks share rows, "
+                                     f"{self.plan.row_shares}; omit rows, or give another plan.")
         if self.input not in INPUTS:
             raise ConfigurationError(f"input={self.input!r}, expected 'exact' or 'independent'.")
         if self.verify is not None and not (isinstance(self.verify, int) and self.verify >= 1):
@@ -120,6 +133,13 @@ class TrainingOptions:
             raise ConfigurationError(
                 f"verify={self.verify} compares gradients with their exact sums, but wire_dtype="
                 f"{self.wire_dtype!r} rounds them; omit one of the two.")
+
+    def row_shares(self, size: int) -> tuple[int, ...]:
+        """Returns how ranks share rows in a job of `size` ranks, or begin to."""
+        given = self.plan.row_shares if self.plan is not None else ()
+        if self.rows is not None and self.rows != BALANCED:
+            given = tuple(map(int, self.rows))
+        return given or (1,) * size
 
     @property
     def ranks_per_node(self) -> int | None:
@@ -143,6 +163,9 @@ class TrainingOptions:
             PlanError: If the plan is for another job.
         """
         self._check_ranks_per_node(job, size, has_own_ops)
+        if len(self.row_shares(size)) != size:
+            raise ConfigurationError(f"rows={self.row_shares(size)} are for {len(self.row_shares(size))} ranks, but the "
+                                     f"job has {size}; give as many numbers.")
         num_servers = len(job.servers) or size
         if self.plan is not None and size > 1:
             self.plan.check(self.plan.sites, planning.Cluster(

@@ -271,6 +271,10 @@ size_t poseidon_statistics(const Communicator* communicator, char* text, size_t 
   return poseidon::WriteWhole(communicator->StatisticsJson(), text, capacity);
 }
 
+void poseidon_set_row_shares(Communicator* communicator, const int64_t* shares) {
+  communicator->row_shares().Set(std::vector<int64_t>(shares, shares + communicator->size()));
+}
+
 void poseidon_record_events(Communicator* communicator, int64_t capacity) {
   communicator->events().Record(static_cast<size_t>(capacity));
 }

@@ -112,6 +112,9 @@ bool poseidon_failure(const poseidon::Communicator* communicator, char* error);
 // the bytes that it needs, the final zero included.
 size_t poseidon_statistics(const poseidon::Communicator* communicator, char* text, size_t capacity);
 
+// Sets how ranks share rows, see RowShares::Set; there is a share for each rank.
+void poseidon_set_row_shares(poseidon::Communicator* communicator, const int64_t* shares);
+
 // See EventLog::Record and EventLog::Json; the second returns its bytes as poseidon_statistics does.
 void poseidon_record_events(poseidon::Communicator* communicator, int64_t capacity);
 size_t poseidon_events(poseidon::Communicator* communicator, char* text, size_t capacity);

@@ -185,6 +185,7 @@ class Communicator::Impl {
   const std::vector<int>& hosts() const { return hosts_; }
   std::string StatisticsJson() const { return statistics_.Json(); }
   EventLog& events() { return statistics_.events; }
+  RowShares& row_shares() { return row_shares_; }
   std::string failure() const {
     std::lock_guard<std::mutex> lock(mutex_);
     // What an op has aborted for is known to those to whom its error comes before the progress thread has taken it.
@@ -321,6 +322,7 @@ class Communicator::Impl {
 
   const Options options_;
   const pid_t pid_ = getpid();
+  RowShares row_shares_;
   Statistics statistics_;
   int rank_ = 0, size_ = 1;  // these are constant once the transport is open
   std::vector<int> nodes_, hosts_;
@@ -384,5 +386,6 @@ std::string Communicator::Goodbye() { return impl_->Goodbye(); }
 std::string Communicator::failure() const { return impl_->failure(); }
 std::string Communicator::StatisticsJson() const { return impl_->StatisticsJson(); }
 EventLog& Communicator::events() { return impl_->events(); }
+RowShares& Communicator::row_shares() { return impl_->row_shares(); }
 
 }  // namespace poseidon

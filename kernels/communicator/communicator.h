@@ -25,6 +25,7 @@
 #include "gather_exchanges.h"
 #include "pings.h"
 #include "protocol.h"
+#include "row_shares.h"
 #include "transport.h"
 
 namespace poseidon {
@@ -73,6 +74,9 @@ class Communicator {
 
   // What this rank does when, while it is recorded.
   EventLog& events();
+
+  // How ranks share the rows of global batches.
+  RowShares& row_shares();
 
  private:
   class Impl;

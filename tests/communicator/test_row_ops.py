@@ -50,15 +50,26 @@ def run(build):
         return session.run(build())
 
 
-def parts(totals, size, names=None):
-    """Returns (part, contributes, is_first) of each rank."""
+def parts(totals, size, names=None, shares=None, own=None):
+    """Returns (part, contributes, is_first) of each rank.
+
+    Args:
+        totals: Rows of each input.
+        size: Number of ranks.
+        names: Of the inputs.
+        shares: By rank, None if all are equal.
+        own: What the inputs have rows of, None if they are global batches.
+    """
     def build():
         sizes = [tf.constant(total, tf.int64) for total in totals]
         given = names or [f"input{i}" for i in range(len(totals))]
-        return [tuple(as_rank(raw().poseidon_part(sizes=sizes, given=[], names=given, site="step"), rank))
+        return [tuple(as_rank(raw().poseidon_part(
+            sizes=sizes, given=[] if own is None else [tf.constant(own, tf.int64)], names=given, site="step"), rank))
                 for rank in range(size)]
 
-    with job(size):
+    with job(size) as ranks:
+        for rank in ranks if shares else ():
+            rank.set_row_shares(shares)
         return run(build)
 
 
@@ -66,7 +77,7 @@ def parts(totals, size, names=None):
 @pytest.mark.parametrize("total", TOTALS)
 def test_parts_of_the_ranks(total, size):
     for rank, (part, contributes, is_first) in enumerate(parts([total, total], size)):
-        first, count = parts_lib.of_rank(total, rank, size)
+        first, count = parts_lib.of_rank(total, rank, [1] * size)
         if count > 0:
             assert part.tolist() == [total, first, count] and contributes
         elif total > 0:
@@ -81,6 +92,44 @@ def test_parts_of_small_batches():
     assert [part.tolist() for part, _, _ in parts([7], 3)] == [[7, 0, 3], [7, 3, 2], [7, 5, 2]]
     assert [part.tolist() for part, _, _ in parts([2], 3)] == [[2, 0, 1], [2, 1, 1], [2, 0, 1]]
     assert [bool(contributes) for _, contributes, _ in parts([2], 3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("shares", [(1, 1), (3, 1, 1), (1, 2, 3, 4), (7, 100, 3)], ids=str)
+@pytest.mark.parametrize("total", TOTALS)
+def test_parts_follow_shares(total, shares):
+    for rank, (part, contributes, _) in enumerate(parts([total], len(shares), shares=shares)):
+        first, count = parts_lib.of_rank(total, rank, shares)
+        assert part.tolist() == ([total, first, count] if count else [total, 0, min(total, 1)])
+        assert contributes == (count > 0 or total == 0 and rank == 0)
+
+
+@pytest.mark.parametrize("sizes, own, part, contributes", [
+    ([3, 3], [10, 4, 3], [10, 4, 3], True), ([1], [2, 0, 0], [2, 0, 1], False), ([5], [5, 0, 5], [5, 0, 5], True)],
+    ids=str)
+def test_part_of_own_rows_is_the_given_one(sizes, own, part, contributes):
+    (found, contributes_found, _), *_ = parts(sizes, 2, own=own)
+    assert found.tolist() == part and contributes_found == contributes
+
+
+@pytest.mark.parametrize("sizes, own, message", [
+    ([3], [10, 4, 4], "'input0' has 3 rows, expected 4, this rank's of 10."),
+    ([3], [10, 8, 3], "'part' is [10, 8, 3], expected the rows of a batch"),
+    ([3], [10, 8], "'part' has shape [2], expected [3]"),
+], ids=str)
+def test_part_refuses_own_rows(sizes, own, message):
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError)) as error:
+        parts(sizes, 2, own=own)
+    assert message in str(error.value) or len(own) == 2
+
+
+def test_own_rows_are_not_taken_for_a_global_batch():
+    def build(part):
+        return lambda: raw().poseidon_rows(values=[tf.range(3)], part=[tf.constant(part, tf.int64)], dimensions=[0],
+                                           names=["x"])
+
+    assert run(build([3, 0, 3]))[0].tolist() == [0, 1, 2]
+    with pytest.raises(tf.errors.FailedPreconditionError, match="'x' has 3 rows of this rank, expected all 9"):
+        run(build([9, 3, 3]))
 
 
 @pytest.mark.parametrize("totals, message", [

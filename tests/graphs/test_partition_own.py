@@ -59,7 +59,7 @@ def build(parts, form):
 
 def reference(form, size, x):
     """Returns the results of one process for each part of a batch separately."""
-    parts = [parts_lib.of_rank(len(x), rank, size) for rank in range(size)]
+    parts = [parts_lib.of_rank(len(x), rank, [1] * size) for rank in range(size)]
     with tf.Graph().as_default():
         results = build(parts, form)
         with tf.compat.v1.Session() as session:

@@ -1,6 +1,7 @@
 """How global batches are split by rows."""
 
 import contextlib
+import fractions
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def job_of_one():
 def split(dataset, size):
     """Returns, for each rank, the list of its batches."""
     with job_of_one() as communicator:
-        return [list(datasets.split_dataset(dataset, row_selection.Ranks(rank, size, "data"), communicator))
+        return [list(datasets.split_dataset(dataset, row_selection.Ranks(rank, (1,) * size, "data"), communicator))
                 for rank in range(size)]
 
 
@@ -37,7 +38,7 @@ def split(dataset, size):
 @pytest.mark.parametrize("total", [0, 1, 2, 6, 7, 100])
 def test_parts_are_contiguous_and_even(total, size):
     for rows in (total, tf.constant(total)):
-        parts = [tuple(map(int, parts_lib.of_rank(rows, rank, size))) for rank in range(size)]
+        parts = [tuple(map(int, parts_lib.of_rank(rows, rank, [1] * size))) for rank in range(size)]
         end = 0
         for begin, count in parts:
             assert begin == end
@@ -45,6 +46,24 @@ def test_parts_are_contiguous_and_even(total, size):
         assert end == total
         counts = [count for _, count in parts]
         assert counts == sorted(counts, reverse=True) and max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("shares", [(1, 1), (3, 1, 1), (1, 2, 3), (1, 100), (7, 7, 5, 1), (1000, 1, 999, 500, 3)], ids=str)
+def test_parts_follow_shares(shares):
+    before = [0] * len(shares)
+    for total in range(130):
+        counts = parts_lib.counts_of(total, shares)
+        assert sum(counts) == total
+        assert [after - former for after, former in zip(counts, before)].count(1) == min(total, 1)  # one gets a row
+        assert min(after - former for after, former in zip(counts, before)) == 0
+        # No other division makes the slowest rank faster: moving a row to another rank makes that one the slowest.
+        slowest = max(fractions.Fraction(count, share) for count, share in zip(counts, shares))
+        assert all(fractions.Fraction(count + 1, share) >= slowest for count, share in zip(counts, shares))
+        for rank in range(len(shares)):
+            begin, count = parts_lib.of_rank(tf.constant(total), rank, shares)
+            assert (int(begin), int(count)) == (sum(counts[:rank]), counts[rank])
+        assert int(parts_lib.contributors(tf.constant(total, tf.int64), shares)) == sum(map(bool, counts))
+        before = counts
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 8])

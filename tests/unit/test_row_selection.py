@@ -14,7 +14,7 @@ from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.one_process import row_maps
 
 Dataset = tf.data.Dataset
-SIZES = (2, 5)
+SHARES = ((1, 1), (3, 1, 1, 2, 1))
 
 
 @contextlib.contextmanager
@@ -33,12 +33,12 @@ def values(element):
     return [np.asarray(tensor) for tensor in tf.nest.flatten(element)]
 
 
-def check(build, size, epochs=1, most=50, is_independent=False):
+def check(build, shares, epochs=1, most=50, is_independent=False):
     """Checks that the rows of all ranks are the batches of one process; returns the report of the last rank.
 
     Args:
         build: Returns a dataset, always the same.
-        size: Number of ranks.
+        shares: By rank.
         epochs: How many iterators are made of each.
         most: How many batches are compared.
         is_independent: Same as in `row_selection.Ranks`.
@@ -47,10 +47,10 @@ def check(build, size, epochs=1, most=50, is_independent=False):
     expected = [[values(batch) for batch in whole.take(most)] for _ in range(epochs)]
     found = []
     with job_of_one():
-        for rank in range(size):
+        for rank in range(len(shares)):
             dataset = build()
             selected, report = row_selection.select(dataset, row_selection.Ranks(
-                rank, size, "data", is_independent, row_maps.by_rows))
+                rank, shares, "data", is_independent, row_maps.by_rows))
             assert (selected is not None) == report.is_divided
             if selected is None:
                 return report
@@ -59,15 +59,15 @@ def check(build, size, epochs=1, most=50, is_independent=False):
             found.append([[(part.numpy(), values(batch)) for part, batch in selected.dataset.take(most)]
                           for _ in range(epochs)])
     for epoch, batches in enumerate(expected):
-        for rank in range(size):
+        for rank in range(len(shares)):
             assert len(found[rank][epoch]) == len(batches), (epoch, rank)
         for number, batch in enumerate(batches):
             total = len(batch[0])
             for i, tensor in enumerate(batch):
                 rows = []
-                for rank in range(size):
+                for rank in range(len(shares)):
                     part, own = found[rank][epoch][number]
-                    first, count = parts_lib.of_rank(total, rank, size)
+                    first, count = parts_lib.of_rank(total, rank, shares)
                     assert part.tolist() == [total, first if count else 0, count]
                     assert len(own[i]) == max(count, 1)
                     rows.append(own[i][:count])
@@ -181,8 +181,8 @@ DIVIDED = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shares", SHARES, ids=str)
 @pytest.mark.parametrize("build", DIVIDED.values(), ids=DIVIDED)
-def test_each_rank_makes_its_own_rows(build, size):
-    report = check(build, size, epochs=2)
+def test_each_rank_makes_its_own_rows(build, shares):
+    report = check(build, shares, epochs=2)
     assert report.is_divided, report

@@ -162,12 +162,13 @@ def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
     if selected is None or difference:
         return None
 
+    has_all = parts.contributors(selected.batch_size, ranks.shares) == ranks.size
+
     @tf.autograph.experimental.do_not_convert
     def as_own_rows(part: tf.Tensor, batch: Any) -> Any:
-        contributors = tf.cast(tf.minimum(part[0], ranks.size), tf.int32)
-        return tf.nest.map_structure(
-            lambda leaf: OwnRows(leaf, part, contributors, leaf.shape[0] is not None and (
-                selected.batch_size >= ranks.size), selected.batch_size), batch)
+        contributors = parts.contributors(part[0], ranks.shares)
+        return tf.nest.map_structure(lambda leaf: OwnRows(
+            leaf, part, contributors, has_all and leaf.shape[0] is not None, selected.batch_size), batch)
 
     own = selected.dataset.map(as_own_rows).prefetch(tf.data.AUTOTUNE)
     batch_sizes[own] = selected.batch_size
@@ -280,25 +281,25 @@ def split_batch(batch: Any, ranks: row_selection.Ranks, usual_total: int = -1) -
             "all parts alike; give every part of an element the same first dimension.")
     if static_totals:
         total = usual_total = static_totals.pop()
-        begin, count = parts.of_rank(total, ranks.rank, ranks.size)
+        begin, count = parts.of_rank(total, ranks.rank, ranks.shares)
         begin, length = (begin, count) if count > 0 else (0, min(1, total))
-        never_empty = total >= ranks.size
+        never_empty = parts.contributors(total, ranks.shares) == ranks.size
     else:
         total, never_empty = fingerprints.num_rows(leaves[0]), False
         same = [tf.debugging.assert_equal(
             fingerprints.num_rows(leaf), total, "The parts of a batch must have the same first dimension.")
                 for leaf in leaves[1:]]
         with tf.control_dependencies(same):
-            begin, count = parts.of_rank(tf.identity(total), ranks.rank, ranks.size)
+            begin, count = parts.of_rank(tf.identity(total), ranks.rank, ranks.shares)
         begin, length = tf.where(count > 0, begin, 0), tf.maximum(count, 1)
 
+    contributors = tf.cast(parts.contributors(total, ranks.shares), tf.int32)
     part = tf.stack([tf.cast(number, tf.int64) for number in (total, begin, count)])
 
     def split(leaf: Any) -> Any:
         if fingerprints.is_missing(leaf):
             return leaf
-        return OwnRows(_slice_rows(leaf, begin, length), part, tf.cast(tf.minimum(total, ranks.size), tf.int32),
-                       never_empty, usual_total)
+        return OwnRows(_slice_rows(leaf, begin, length), part, contributors, never_empty, usual_total)
 
     return tf.nest.map_structure(split, batch)
 

@@ -49,7 +49,7 @@ class Ranks:
 
     Attributes:
         rank: This rank.
-        size: Their number.
+        shares: By rank, how many rows of a batch it has in proportion to others.
         name: A name for messages and exchanges, the same on all ranks.
         is_independent: Whether maps that draw random numbers, or call Python, are done for a rank's rows alone.
         by_rows: Returns what runs a function of batches for a rank's rows, given its part and these; or why nothing
@@ -57,11 +57,16 @@ class Ranks:
     """
 
     rank: int
-    size: int
+    shares: tuple[int, ...]
     name: str
     is_independent: bool = False
     by_rows: Callable[[Any, int], Callable[..., Sequence[tf.Tensor]] | str] = (
         lambda function, size: "its function takes batches, and may need all rows; map it in front of batch")
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.shares)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,7 +322,7 @@ class _Selection:
         if any(not isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
             return "its batches are not dense tensors; make them dense in front of it"
         batch_size, drops = how["batch_size"], how["drop_remainder"]
-        _, count = parts.of_rank(batch_size, self._ranks.rank, self._ranks.size)
+        _, count = parts.of_rank(batch_size, self._ranks.rank, self._ranks.shares)
 
         def rows() -> tf.data.Dataset:
             chosen = _chosen(stream.base(), batch_size, drops, self._ranks)
@@ -353,7 +358,9 @@ class _Selection:
     def _file(self, name: bytes) -> str:
         """Returns the file of a cache: each rank has its own."""
         text = name.decode()
-        return f"{text}.rank{self._ranks.rank}of{self._ranks.size}" if text else ""
+        ranks = self._ranks
+        shares = "" if len(set(ranks.shares)) == 1 else "." + "-".join(map(str, ranks.shares))
+        return f"{text}.rank{ranks.rank}of{ranks.size}{shares}" if text else ""
 
 
 def _mapped(rows: tf.data.Dataset, function: Callable[..., tuple[tf.Tensor, ...]],
@@ -383,7 +390,7 @@ def _chosen(base: tf.data.Dataset, batch_size: int, drops: bool, ranks: Ranks) -
     def own(index: tf.Tensor, windows: tuple[tf.data.Dataset, ...]) -> tf.data.Dataset:
         rows = tf.data.Dataset.zip(windows)
         total = _compared(index, rows, batch_size, are_values, ranks)
-        first, count = parts.of_rank(total, ranks.rank, ranks.size)
+        first, count = parts.of_rank(total, ranks.rank, ranks.shares)
         part = tf.stack([total, tf.where(count > 0, first, 0), count])
         own_rows = rows.skip(part[1]).take(tf.maximum(count, 1))
         return tf.data.Dataset.zip((tf.data.Dataset.from_tensors((part,)).repeat(), own_rows))

@@ -95,6 +95,7 @@ def _functions() -> ctypes.CDLL:
         ("goodbye", ctypes.c_bool, [handle, text]),
         ("failure", ctypes.c_bool, [handle, text]),
         ("statistics", ctypes.c_size_t, [handle, text, ctypes.c_size_t]),
+        ("set_row_shares", None, [handle, ctypes.POINTER(ctypes.c_int64)]),
         ("record_events", None, [handle, ctypes.c_int64]),
         ("events", ctypes.c_size_t, [handle, text, ctypes.c_size_t]),
         ("leave", None, [handle]),
@@ -312,6 +313,14 @@ class Communicator:
             for name, value in counters.items():
                 total[name] += value
         return {**statistics, "sites": sites, "waited_for": dict(statistics["waited_for"])}
+
+    def set_row_shares(self, shares: Sequence[int]) -> None:
+        """Sets how ranks share the rows of global batches that every rank has, from the next step on.
+
+        Args:
+            shares: A positive number for each rank, the same on all ranks; see `data.parts`.
+        """
+        self._lib.poseidon_set_row_shares(self._handle, (ctypes.c_int64 * self.size)(*shares))
 
     def record_events(self, capacity: int) -> None:
         """Discards recorded events, and records at most `capacity` new ones; 0 stops recording and keeps the events."""

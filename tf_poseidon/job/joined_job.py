@@ -12,6 +12,7 @@ from tf_poseidon.job import failures
 from tf_poseidon.job import held_variables
 from tf_poseidon.job import new_variables
 from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.row_shares import RowShares
 from tf_poseidon.job.verify import Verifier
 
 
@@ -27,6 +28,7 @@ class Job:
         held: The variables that hold summands.
         new_variables: The variables that wait for rank 0's values.
         errors: Watches over this rank's errors.
+        row_shares: How ranks share the rows of global batches.
     """
 
     communicator: Communicator
@@ -36,6 +38,7 @@ class Job:
     held: held_variables.Held
     new_variables: new_variables.NewVariables
     errors: failures.ErrorWatch
+    row_shares: RowShares
 
     @property
     def rank(self) -> int:

@@ -51,6 +51,7 @@ class Plan:
         refusal: Why the graph is not rewritten; all sites then travel dense. Empty if it is rewritten.
         exchanges: What ranks exchange besides gradients, `Exchange`s.
         whole: The `WholeOp`s of the step: the ops that every rank computes for the rows of all ranks.
+        row_shares: By rank, how many rows of a global batch it has in proportion to others; () if all have as many.
         steps: How many steps of an execution overlap, by the graph that it was made for.
         overlap: Whether the steps of an execution overlap, and what holds them back, a sentence; "" if an execution has
             one step. Not part of a plan's file.
@@ -64,6 +65,7 @@ class Plan:
     refusal: str = ""
     exchanges: tuple[Exchange, ...] = ()
     whole: tuple[WholeOp, ...] = ()
+    row_shares: tuple[int, ...] = ()
     steps: int = dataclasses.field(default=1, compare=False)
     overlap: str = dataclasses.field(default="", compare=False)
 
@@ -129,8 +131,10 @@ class Plan:
     @property
     def digest(self) -> str:
         """A short text that is the same for two plans if they do the same to the same graph."""
-        sites = sorted(f"'{name}' {text}" for name, text in self._fingerprints(self.sites).items())
-        return hashlib.sha256("\n".join([self.agreement_text(), *sites]).encode()).hexdigest()[:16]
+        lines = sorted(f"'{name}' {text}" for name, text in self._fingerprints(self.sites).items())
+        if self.row_shares:
+            lines.append(f"rows {self.row_shares}")
+        return hashlib.sha256("\n".join([self.agreement_text(), *lines]).encode()).hexdigest()[:16]
 
     def fitted(self, sites: Iterable[Site]) -> "Plan":
         """Returns this plan with the names that a graph has, where these have more or fewer leading parts.
@@ -214,6 +218,8 @@ class Plan:
         lines = []
         if (a := str(self.cluster)) != (b := str(other.cluster)):
             lines.append(f"cluster: {a} -> {b}")
+        if self.row_shares != other.row_shares:
+            lines.append(f"rows: {self.row_shares or 'equal'} -> {other.row_shares or 'equal'}")
         own, theirs = ({d.site: d for d in plan.decisions} for plan in (self, other))
         for name in dict.fromkeys([*own, *theirs]):
             a, b = (_summary(plan.get(name)) for plan in (own, theirs))
@@ -291,7 +297,8 @@ class Plan:
     def to_text(self) -> str:
         """Returns the plan as text."""
         head = {"digest": self.digest, "policy": self.policy, "cluster": self.cluster.fields(),
-                "operations": self.operations, **({"steps": self.steps} if self.steps > 1 else {})}
+                "operations": self.operations, **({"steps": self.steps} if self.steps > 1 else {}),
+                **({"row_shares": self.row_shares} if self.row_shares else {})}
         return plan_file.to_text(head, self.sites, self.decisions, self.exchanges, self.whole)
 
     @classmethod
@@ -332,6 +339,8 @@ class Plan:
                 raise ValueError(f"its 'shape' is {shown(value.shape)}")
         if not 1 <= self.steps <= _MOST_STEPS:
             raise ValueError(f"its 'steps' is {shown(self.steps)}")
+        if 0 in self.row_shares or len(self.row_shares) not in (0, self.cluster.workers):
+            raise ValueError(f"its 'row_shares' is {shown(self.row_shares)}")
         for exchange in self.exchanges:
             if exchange.kind not in KINDS:
                 raise ValueError(f"its 'scheme' is {shown(exchange.kind)}")
@@ -369,7 +378,8 @@ class Plan:
                      f"{1e3 * sum(cost.seconds for cost in total):.3g}", "",
                      f"sent plus received by each {'rank' if self.cluster.ranks_per_node == 1 else 'node'} "
                      "in a step, half of it in each direction"))
-        return "\n".join([f"plan by policy '{self.policy}' for {self.cluster}",
+        shares = f", rows shared {' : '.join(map(str, self.row_shares))}" if self.row_shares else ""
+        return "\n".join([f"plan by policy '{self.policy}' for {self.cluster}{shares}",
                           *tables.aligned(rows, left=(0, 1, 2, 5, 6)), *self._whole_ops(), *self._expectation(),
                           *filter(None, (self.cluster.routes, self.overlap))])
 

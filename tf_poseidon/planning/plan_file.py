@@ -71,6 +71,7 @@ def from_text(text: str) -> dict[str, Any]:
             "operations": _value(float | None, fields["operations"], "operations"),
             "exchanges": tuple(_made(Exchange, exchange) for exchange in lists["exchanges"]),
             "whole": tuple(_made(WholeOp, op) for op in lists["whole"]),
+            "row_shares": _value(tuple[int, ...], fields.get("row_shares", []), "row_shares"),
             "steps": _value(int, fields.get("steps", 1), "steps"),
             "digest": _value(str | None, fields.get("digest"), "digest")}
 

@@ -276,13 +276,18 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
     def _next_ranks(self) -> row_selection.Ranks:
         """Returns the ranks that divide the batches of the next dataset."""
         self._num_datasets += 1
-        return row_selection.Ranks(self.rank, self.size, f"dataset {self._num_datasets - 1}{self._method}",
+        return row_selection.Ranks(self.rank, self.row_shares, f"dataset {self._num_datasets - 1}{self._method}",
                                    self._is_independent, row_maps.by_rows)
 
     def explain_input(self, dataset: tf.data.Dataset) -> input_report.InputReport:
         """Returns what of a dataset each rank runs for its own rows."""
         return row_selection.select(dataset, row_selection.Ranks(
-            self.rank, self.size, "", self._is_independent, row_maps.by_rows))[1]
+            self.rank, self.row_shares, "", self._is_independent, row_maps.by_rows))[1]
+
+    @property
+    def row_shares(self) -> tuple[int, ...]:
+        """By rank, how many rows of a global batch it has in proportion to others."""
+        return (1,) if self.job is None else self.job.row_shares.current
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))

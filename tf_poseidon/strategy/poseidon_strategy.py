@@ -6,6 +6,7 @@ Tests: tests/training/test_training.py, tests/faults/test_failures.py, tests/scr
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import os
@@ -31,6 +32,7 @@ from tf_poseidon.job import verify as verify_lib
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.communicator import STAGING_COUNTERS
 from tf_poseidon.job.joined_job import Job
+from tf_poseidon.job.row_shares import RowShares
 from tf_poseidon.loops import step as step_lib
 from tf_poseidon.strategy import extended
 from tf_poseidon.timelines import recording
@@ -94,6 +96,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
             between ranks. Steps of `fit` and `evaluate`, and functions of `distribute`, are also compared with one
             process, on rank 0. A difference ends the job, with its name, rank and size. None never compares.
             Gradients that travel as factors are computed here too, so all steps take longer.
+        rows: How ranks share the rows of each global batch. None gives all as many, up to one; (3, 1, 1) gives rank 0
+            three times as many as the others; "balanced" begins with as many, and at the end of each epoch of `fit`
+            follows the measured speeds of the ranks. What is computed is the same. A saved plan has them, and is followed.
         input: "exact" gives every step the batches of one process. Then maps of a dataset that draw random numbers from
             a common state, or call Python, run for all rows on every rank; with "independent" each rank runs them for
             its own rows alone, so that what they draw depends on the number of ranks.
@@ -121,7 +126,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  pins: Mapping[str, str] | None = None, cluster: planning.Cluster | None = None,
                  wire_dtype: str | None = None, merge: bool = False, servers: Iterable[int] | None = None,
                  ranks_per_node: int | None = None, strict: bool = False, global_batch_norm: bool = False,
-                 verify: int | None = None, input: str = "exact", engine: str | None = None,
+                 verify: int | None = None, rows: Sequence[int] | str | None = None, input: str = "exact", engine: str | None = None,
                  kv_pair_bytes: int = options.JobOptions.kv_pair_bytes, timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
                  heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s,
@@ -129,7 +134,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
         training = options.TrainingOptions(policy, plan, tuple((pins or {}).items()), cluster, wire_dtype, merge,
-                                           strict, global_batch_norm, verify, input)
+                                           strict, global_batch_norm, verify, rows, input)
         job_options = options.JobOptions(engine, cast(Any, servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
                                          startup_timeout_s, heartbeat_timeout_s, staging_bytes)
         runtime.check(job_options, training)
@@ -200,7 +205,10 @@ class PoseidonStrategy(tf.distribute.Strategy):
         function was not rewritten. None before the first training function, and in a job of one process.
         It assumes that factors have no zeros; `strategy.plan.measured(strategy.stats())` has the bytes that they had.
         """
-        return self.extended.job and self.extended.job.graph_pass.plan
+        job = self.extended.job
+        plan = job and job.graph_pass.plan
+        return plan if plan is None or job.row_shares.are_equal else dataclasses.replace(
+            plan, row_shares=job.row_shares.current)
 
     def stats(self) -> dict[str, Any]:
         """Returns what this rank has exchanged.
@@ -304,4 +312,5 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
     session = session_lib.RewriteSession(planner, writer, comparison=comparison)
     graph_pass = grappler.enable(communicator.rank, session, training.strict)
     return Job(communicator, graph_pass, training.wire_dtype, verifier, held_variables.Held(communicator),
-               new_variables.NewVariables(communicator), runtime.errors())
+               new_variables.NewVariables(communicator), runtime.errors(),
+               RowShares(communicator, training.row_shares(communicator.size), training.rows == options.BALANCED))

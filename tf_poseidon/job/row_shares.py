@@ -1,0 +1,32 @@
+"""How the ranks of a job share the rows of global batches, the same on all of them.
+
+Tests: tests/training/test_row_shares.py.
+"""
+
+from collections.abc import Sequence
+
+from tf_poseidon.job.communicator import Communicator
+
+
+class RowShares:
+    """The shares of the ranks, which may change between steps; who divides a batch asks for them.
+
+    Attributes:
+        current: By rank, positive.
+        is_balanced: Whether they follow measured speeds.
+    """
+
+    def __init__(self, communicator: Communicator, shares: Sequence[int], is_balanced: bool) -> None:
+        self._communicator = communicator
+        self.is_balanced = is_balanced
+        self.set(shares)
+
+    def set(self, shares: Sequence[int]) -> None:
+        """Sets the shares; all ranks do so between the same two steps."""
+        self.current = tuple(shares)
+        self._communicator.set_row_shares(self.current)
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether all ranks have as many rows, up to one."""
+        return len(set(self.current)) == 1
