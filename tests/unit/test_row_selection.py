@@ -174,6 +174,7 @@ DIVIDED = {
     "options": lambda: Dataset.range(23).map(double).batch(6).with_options(tf.data.Options()).prefetch(1),
     "map of batches": lambda: Dataset.range(23).map(pair).batch(6).map(scaled, tf.data.AUTOTUNE).prefetch(1),
     "only maps of batches": lambda: Dataset.range(23).shuffle(9, seed=1).batch(6).map(double).map(shaped),
+    "map of small batches": lambda: Dataset.range(11).map(pair).batch(2).map(scaled),
     "layers": lambda: Dataset.range(23).map(pair).batch(6).map(lambda parts: (RESCALING(parts["x"]), parts["y"][0])),
     "rows of a batch that is larger": lambda: Dataset.range(23).map(double).batch(100),
     "rows one by one": lambda: Dataset.range(5).map(double).batch(1),

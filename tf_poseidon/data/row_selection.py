@@ -407,7 +407,8 @@ def _compared(index: tf.Tensor, rows: tf.data.Dataset, batch_size: int, are_valu
         return total
 
     def fingerprint(*tensors: tf.Tensor) -> tf.Tensor:
-        return fingerprints.fingerprint([tensor for tensor, is_value in zip(tensors, are_values) if is_value])
+        return fingerprints.fingerprint([_without_folder(tensor) for tensor, is_value in zip(tensors, are_values)
+                                         if is_value])
 
     found = tf.cond(index == 0, lambda: rows.map(_unconverted(fingerprint)).batch(batch_size).get_single_element(),
                     lambda: tf.zeros([0, 4], tf.int64))
@@ -415,6 +416,11 @@ def _compared(index: tf.Tensor, rows: tf.data.Dataset, batch_size: int, are_valu
                                              f"the first batch of {ranks.name}")
     with tf.control_dependencies([found]):
         return tf.identity(total)
+
+
+def _without_folder(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns names of files without their folders, which hosts may have elsewhere; anything else as it is."""
+    return tf.strings.regex_replace(tensor, "(?s)^.*/", "") if tensor.dtype == tf.string else tensor
 
 
 def _shuffled(rows: tf.data.Dataset, shuffle: tf.data.Dataset, how: Mapping[str, Any]) -> tf.data.Dataset:

@@ -132,6 +132,15 @@ void PlaceholdersToArguments(GraphDef* graph) {
   }
 }
 
+// Writes the default of an attribute without which TensorFlow cannot tell a node's inputs apart; files may lack it.
+void FillNumberOfParts(GraphDef* graph) {
+  for (NodeDef& node : *graph->mutable_node()) {
+    if ((node.op() == "PoseidonRows" || node.op() == "PoseidonPart") && !FindAttr(node, "M")) {
+      (*node.mutable_attr())["M"].set_i(0);
+    }
+  }
+}
+
 void ArgumentsToPlaceholders(GraphDef* graph) {
   for (NodeDef& node : *graph->mutable_node()) {
     if (node.op() != "_Arg" || !FindAttr(node, kHandleShapes)) continue;
@@ -151,6 +160,7 @@ bool AddShapes(const char* graph, size_t bytes, Take take) {
   GrapplerItem item;
   if (!item.graph.ParseFromArray(graph, bytes)) return false;
   PlaceholdersToArguments(&item.graph);
+  FillNumberOfParts(&item.graph);
   GraphProperties properties(item);
   GraphDef result;
   if (!InferShapes(&item, &properties).ok() || !properties.AnnotateOutputShapes(&result).ok()) return false;
@@ -166,6 +176,7 @@ bool InferTable(const char* graph, size_t bytes, Take take) {
   GrapplerItem item;
   if (!item.graph.ParseFromArray(graph, bytes)) return false;
   PlaceholdersToArguments(&item.graph);
+  FillNumberOfParts(&item.graph);
   GraphProperties properties(item);
   if (!InferShapes(&item, &properties).ok()) return false;
   std::vector<int64_t> table;

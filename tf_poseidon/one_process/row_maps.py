@@ -65,7 +65,12 @@ def _divided(function: tf.types.experimental.ConcreteFunction, size: int) -> Row
         named = next((f"a {op.op}" for op in partition.report.whole), "an op")
         return f"its function has {named} that needs all rows of a batch; map it in front of batch"
     concrete = RankGraphs(partition).marked("")
-    return lambda part, *tensors: tf.nest.flatten(concrete(*tensors, part))
+
+    def by_rows(part: tf.Tensor, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+        # A padding row is mapped like another: outputs of a partitioned function have none.
+        return tf.nest.flatten(concrete(*tensors, tf.stack([part[0], part[1], tf.maximum(part[2], 1)])))
+
+    return by_rows
 
 
 def _keeps_rows(traced: tf.types.experimental.ConcreteFunction) -> bool:
