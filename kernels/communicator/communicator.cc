@@ -184,6 +184,7 @@ class Communicator::Impl {
   const std::vector<int>& nodes() const { return nodes_; }
   const std::vector<int>& hosts() const { return hosts_; }
   std::string StatisticsJson() const { return statistics_.Json(); }
+  void WaitedForBatch(Clock::time_point begin, Clock::time_point end) { statistics_.WaitedForBatch(begin, end); }
   EventLog& events() { return statistics_.events; }
   RowShares& row_shares() { return row_shares_; }
   std::string failure() const {
@@ -385,6 +386,7 @@ void Communicator::Abort(const std::string& reason, double seconds) { impl_->Abo
 std::string Communicator::Goodbye() { return impl_->Goodbye(); }
 std::string Communicator::failure() const { return impl_->failure(); }
 std::string Communicator::StatisticsJson() const { return impl_->StatisticsJson(); }
+void Communicator::WaitedForBatch(Clock::time_point begin, Clock::time_point end) { impl_->WaitedForBatch(begin, end); }
 EventLog& Communicator::events() { return impl_->events(); }
 RowShares& Communicator::row_shares() { return impl_->row_shares(); }
 

@@ -72,6 +72,9 @@ class Communicator {
   // What this rank has exchanged, see Statistics::Json.
   std::string StatisticsJson() const;
 
+  // See Statistics::WaitedForBatch.
+  void WaitedForBatch(Clock::time_point begin, Clock::time_point end);
+
   // What this rank does when, while it is recorded.
   EventLog& events();
 

@@ -33,9 +33,15 @@ void Statistics::Waited(const LastPart& last) {
   waited_for_[last.rank_] += Seconds(last.time_ - last.before_);
 }
 
+void Statistics::WaitedForBatch(Clock::time_point begin, Clock::time_point end) {
+  input_nanoseconds_ += std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count();
+  events.Add("", {"data", begin, end, 0, true});
+}
+
 std::string Statistics::Json() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::ostringstream out;
+  out.precision(12);  // who reads them twice wants the difference
   out << "{\"header_bytes\": " << header_bytes << ", \"packets\": " << packets
       << ", \"waiting_seconds\": " << 1e-9 * waiting_nanoseconds_ << ", \"waited_for\": [";
   const char* separator = "";
@@ -43,7 +49,8 @@ std::string Statistics::Json() const {
     out << separator << "[" << rank << ", " << seconds << "]";
     separator = ", ";
   }
-  out << "], \"staging\": {\"pinned_bytes\": " << staging->pinned_bytes << ", \"gpu_bytes\": " << staging->gpu_bytes
+  out << "], \"input_seconds\": " << 1e-9 * input_nanoseconds_
+      << ", \"staging\": {\"pinned_bytes\": " << staging->pinned_bytes << ", \"gpu_bytes\": " << staging->gpu_bytes
       << ", \"down_bytes\": " << staging->down_bytes << ", \"up_bytes\": " << staging->up_bytes
       << ", \"across_bytes\": " << staging->across_bytes << "}, \"sites\": {";
   separator = "";

@@ -55,19 +55,24 @@ class Statistics {
   // All parts are there: the one that came last is what this rank has waited for, since the one before it.
   void Waited(const LastPart& last);
 
+  // A step has waited for its batch. Any thread may call this.
+  void WaitedForBatch(Clock::time_point begin, Clock::time_point end);
+
   std::atomic<uint64_t> header_bytes{0}, packets{0};  // sent by this rank
   const std::shared_ptr<StagingStatistics> staging = std::make_shared<StagingStatistics>();
   EventLog events;
 
-  // {"header_bytes", "packets", "waiting_seconds", "waited_for": [[rank, seconds], ...], "staging":
-  // {"pinned_bytes", "gpu_bytes", "down_bytes", "up_bytes", "across_bytes"}, "sites": {name: {"count", "sent_bytes",
-  // "received_bytes", "network_bytes", "seconds", "factor_bytes", "short_factor_bytes"}}}
+  // {"header_bytes", "packets", "waiting_seconds", "waited_for": [[rank, seconds], ...], "input_seconds",
+  // "staging": {"pinned_bytes", "gpu_bytes", "down_bytes", "up_bytes", "across_bytes"},
+  // "sites": {name: {"count", "sent_bytes", "received_bytes", "network_bytes", "seconds", "factor_bytes",
+  // "short_factor_bytes"}}}
   std::string Json() const;
 
  private:
   std::unordered_set<uint64_t> step_;  // what the current step has submitted
   Clock::time_point last_submission_, last_completion_;
   std::atomic<uint64_t> waiting_nanoseconds_{0};  // of the steps that are over
+  std::atomic<uint64_t> input_nanoseconds_{0};
 
   mutable std::mutex mutex_;          // guards the maps, not the counters of sites
   std::map<int, double> waited_for_;  // by rank, seconds

@@ -82,6 +82,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("training/test_timeline.py::*", "test"),
     ("training/test_verify.py::test_right_training_passes*", "nightly"),
     ("training/test_verify.py::*", "test"),
+    ("training/test_waiting_for_data.py::*", "test"),
 
     ("engines/test_connections.py::*", "test"),
     ("engines/test_drop_in.py::test_loops_for_tf_distribute", "rest"),

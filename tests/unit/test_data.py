@@ -2,6 +2,7 @@
 
 import contextlib
 import fractions
+import time
 
 import numpy as np
 import pytest
@@ -179,3 +180,52 @@ def test_rows_of_other_tensors_are_counted(make):
 def test_what_has_no_digest_is_refused():
     with pytest.raises(tf.errors.InvalidArgumentError, match="Value 0 has type variant, expected numbers"):
         fingerprints.fingerprint(tf.io.serialize_sparse(tf.sparse.eye(2), out_type=tf.variant))
+
+
+def eager(iterator):
+    return list(iterator)
+
+
+def in_a_graph(iterator):
+    read = tf.function(lambda batches: batches.get_next(), autograph=False)
+    return [read(iterator) for _ in range(3)]
+
+
+def while_there_are_some(iterator):
+    read = tf.function(lambda batches: batches.get_next_as_optional(), autograph=False)
+    elements = []
+    while (element := read(iterator)).has_value():
+        elements.append(element.get_value())
+    return elements
+
+
+@pytest.mark.parametrize("read", [eager, in_a_graph, while_there_are_some])
+def test_waits_for_batches_are_counted_and_recorded(read):
+    """Each of three batches takes 20 ms; what they are, and in what order, stays as it is."""
+    def late(x):
+        return tf.numpy_function(lambda v: time.sleep(0.02) or v, [x], x.dtype)
+
+    dataset = tf.data.Dataset.range(6).batch(2)
+    with job_of_one() as communicator:
+        timed = ops.timed(dataset.map(late))
+        assert timed.cardinality() == 3
+        communicator.record_events(10)
+        begin = time.monotonic()
+        found = read(iter(timed))
+        seconds = time.monotonic() - begin
+        assert [element.numpy().tolist() for element in found] == [[0, 1], [2, 3], [4, 5]]
+        waited = communicator.statistics()["input_seconds"]
+        assert 3 * 0.02 <= waited <= seconds
+        events = communicator.events()["events"]
+        assert [event[0] for event in events] == ["data"] * 3
+        assert sum(end - begin for _, _, begin, end, *_ in events) == pytest.approx(1e9 * waited, rel=1e-6)
+
+
+def test_readers_of_timed_datasets_continue_where_they_were(tmp_path):
+    with job_of_one():
+        iterator = iter(ops.timed(tf.data.Dataset.range(4)))
+        next(iterator)
+        saved = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "iterator")
+        assert [int(next(iterator)) for _ in range(3)] == [1, 2, 3]
+        tf.train.Checkpoint(iterator=iterator).restore(saved)
+        assert int(next(iterator)) == 1

@@ -6,6 +6,7 @@ Nothing here imports TensorFlow earlier.
 Tests: tests/unit/test_compat.py.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,7 @@ _OVERRIDE = "act as a strategy of several processes"
 _ROWS = "know the batch size that gradients are planned for"
 _EPOCHS = "know which data a job that resumes must read past"
 _OWN_ROWS = "let each rank make its own rows of a batch"
+_TIMED = "measure how long steps wait for their batches"
 _KERNELS = "know whether all ranks have the same kernels"
 _TRACED = "take a traced function apart, and reassemble it"
 
@@ -164,6 +166,8 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
     Name(f"{_DATA}.dataset_ops", "DatasetV2._flat_shapes", _OWN_ROWS),
     Name(f"{_DATA}.dataset_ops", "DatasetV2._flat_types", _OWN_ROWS),
     Name(f"{_DATA}.structured_function", "StructuredFunctionWrapper.function", _EPOCHS),
+    *(Name(f"{_DATA}.dataset_ops", f"DatasetV2.{name}", _TIMED) for name in ("_flat_structure", "_variant_tensor")),
+    Name(f"{_DATA}.dataset_ops", "UnaryUnchangedStructureDataset", _TIMED, ("input_dataset", "variant_tensor")),
     Name(f"{_DATA}.iterator_ops", "OwnedIterator", _ROWS),
     Name(f"{_DATA}.iterator_ops", "OwnedIterator._dataset", _ROWS),
     Name(f"{_DATA}.iterator_ops", f"OwnedIterator.{ITERATOR_RESOURCE}", "free iterators without waiting for it"),
@@ -375,6 +379,12 @@ def reshuffles(dataset: "tf.data.Dataset") -> bool:
 def graphs_of(dataset: "tf.data.Dataset") -> "list[tf.Graph]":
     """Returns the graphs of the functions by which a dataset makes its elements of those of its inputs."""
     return [function.function.graph for function in dataset._functions()]
+
+
+def same_elements(dataset: "tf.data.Dataset", op: Callable[..., Any]) -> "tf.data.Dataset":
+    """Returns what an op makes of a dataset: another one, of the same elements."""
+    return TABLE["dataset_ops.UnaryUnchangedStructureDataset"](
+        dataset, op(dataset._variant_tensor, **dataset._flat_structure))
 
 
 def dataset_of(iterator: Any) -> "tf.data.Dataset | None":

@@ -127,7 +127,7 @@ def split_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks, communic
         batch = _check_first(index, batch, ranks.name)
         return split_batch(batch, ranks, usual_total)
 
-    return dataset.enumerate().map(split).prefetch(tf.data.AUTOTUNE)
+    return ops.timed(dataset.enumerate().map(split).prefetch(tf.data.AUTOTUNE))
 
 
 def global_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
@@ -144,7 +144,7 @@ def global_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
     own = _own_dataset(dataset, ranks, communicator)
     if own is not None:
         return own
-    checked = dataset.enumerate().map(_comparing_first(ranks.name)).prefetch(tf.data.AUTOTUNE)
+    checked = ops.timed(dataset.enumerate().map(_comparing_first(ranks.name)).prefetch(tf.data.AUTOTUNE))
     batch_sizes[checked] = batch_size(dataset)
     return checked
 
@@ -170,7 +170,7 @@ def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
         return tf.nest.map_structure(lambda leaf: OwnRows(
             leaf, part, contributors, has_all and leaf.shape[0] is not None, selected.batch_size), batch)
 
-    own = selected.dataset.map(as_own_rows).prefetch(tf.data.AUTOTUNE)
+    own = ops.timed(selected.dataset.map(as_own_rows).prefetch(tf.data.AUTOTUNE))
     batch_sizes[own] = selected.batch_size
     return own
 
@@ -236,7 +236,8 @@ def join_datasets(dataset: tf.data.Dataset, ranks: row_selection.Ranks) -> tf.da
     def only_batch(_: tf.Tensor, batch: Any) -> Any:
         return batch
 
-    batches = dataset.enumerate().map(count).prefetch(tf.data.AUTOTUNE).concatenate(ended)
+    # Timed before they are joined: what comes then is a wait for other ranks.
+    batches = ops.timed(dataset.enumerate().map(count).prefetch(tf.data.AUTOTUNE)).concatenate(ended)
     joined = batches.map(join).take_while(lambda has_rows, _: has_rows).map(only_batch)
     # Nothing may read ahead: when an iterator is dropped, one rank could have started an exchange that
     # another starts only in the next iteration.

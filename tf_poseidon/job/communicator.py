@@ -302,7 +302,8 @@ class Communicator:
             {"header_bytes": bytes of frame headers sent, "sites": {site: {"count": exchanges,
             "sent_bytes", "received_bytes": payload, "network_bytes": the part sent to other nodes,
             "seconds": from submission to completion, "factor_bytes": of the factors of all ranks,
-            "short_factor_bytes": of these as they travel, without zeros}}, "waited_for": {rank: seconds}}.
+            "short_factor_bytes": of these as they travel, without zeros}}, "waited_for": {rank: seconds},
+            "input_seconds": how long this rank has waited for batches}.
         """
         statistics = self._json(self._lib.poseidon_statistics)
         counts: dict[str, Any] = statistics["sites"]
@@ -337,7 +338,7 @@ class Communicator:
             nanoseconds of this host's monotonic clock.
             Rows are "ps", "sfb" and "sparse" for exchanges of gradients, "calls" for others,
             "rebuild" for rebuilding a gradient from the factors of other ranks, and of a GPU "down", "up" and "across"
-            for copies to the host, from it, and what happens between GPUs.
+            for copies to the host, from it, and what happens between GPUs; and "data" for waits for a batch.
         """
         recorded = self._json(self._lib.poseidon_events)
         names = graph_steps.in_any({site for _, site, *_ in recorded["events"]})

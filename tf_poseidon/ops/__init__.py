@@ -261,6 +261,11 @@ def compare_first(index: tf.Tensor, rows: tf.Tensor, values: Sequence[tf.Tensor]
             index=index, rows=rows, values=values, structure=structure, texts=texts, site=name)
 
 
+def timed(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset, of which the communicator counts how long this rank waits for its elements."""
+    return tf_compat.same_elements(dataset, library.load()[0].poseidon_timed_dataset)
+
+
 def abort_unless(condition: tf.Tensor, reason: tf.Tensor | str) -> None:
     """Ends the job with a reason, a string tensor or Python string, unless a scalar bool is true."""
     def abort() -> bool:

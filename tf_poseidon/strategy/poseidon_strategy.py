@@ -211,7 +211,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             plan, row_shares=job.row_shares.current)
 
     def stats(self) -> dict[str, Any]:
-        """Returns what this rank has exchanged.
+        """Returns what this rank has exchanged, and how long it has waited.
 
         Returns:
             {"header_bytes": bytes of frame headers sent, "packets": messages that carried them,
@@ -219,16 +219,18 @@ class PoseidonStrategy(tf.distribute.Strategy):
             that overlap, only the last one),
             "waited_for": {rank: how long sums and factors of this rank have waited for those of that rank, which came
             last, since those of all others were there; each of the exchanges in flight at a time counts, in seconds},
+            "input_seconds": how long steps of this rank have waited for their batches, of datasets that Keras or
+            the strategy distributes; of a dataset's first one also for that of rank 0, with which it is compared,
             "staging": {"pinned_bytes", "gpu_bytes": memory of the host and of the GPU for what is copied, "down_bytes",
             "up_bytes": what was copied from the GPU and to it, "across_bytes": what was copied from other ranks' GPUs},
             "sites": {site: {"count": exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": the
             part of it sent to ranks that this one does not combine with, "seconds": from the gradient being
             ready to its sum being available, over all exchanges, "factor_bytes": of the factors of all ranks, the
             same on each, "short_factor_bytes": of these as they travel, without zeros}}}. A job of one process
-            exchanges nothing.
+            exchanges nothing, and measures nothing.
         """
         if self.extended.job is None:
-            return {"header_bytes": 0, "packets": 0, "waiting_seconds": 0.0, "waited_for": {},
+            return {"header_bytes": 0, "packets": 0, "waiting_seconds": 0.0, "waited_for": {}, "input_seconds": 0.0,
                     "staging": dict.fromkeys(STAGING_COUNTERS, 0), "sites": {}}
         statistics = self.extended.job.communicator.statistics()
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
