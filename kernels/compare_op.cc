@@ -296,7 +296,10 @@ class CompareFirstKernel : public AsyncOpKernel {
         [this, communicator](const Digests& own, const Digests& first) {
           return Difference(own, first, communicator->rank());
         },
-        std::move(done));
+        [communicator, begin = Clock::now(), done = std::move(done)] {
+          communicator->Compared(begin, Clock::now());
+          done();
+        });
   }
 
  private:

@@ -185,6 +185,7 @@ class Communicator::Impl {
   const std::vector<int>& hosts() const { return hosts_; }
   std::string StatisticsJson() const { return statistics_.Json(); }
   void WaitedForBatch(Clock::time_point begin, Clock::time_point end) { statistics_.WaitedForBatch(begin, end); }
+  void Compared(Clock::time_point begin, Clock::time_point end) { statistics_.Compared(begin, end); }
   EventLog& events() { return statistics_.events; }
   RowShares& row_shares() { return row_shares_; }
   std::string failure() const {
@@ -387,6 +388,7 @@ std::string Communicator::Goodbye() { return impl_->Goodbye(); }
 std::string Communicator::failure() const { return impl_->failure(); }
 std::string Communicator::StatisticsJson() const { return impl_->StatisticsJson(); }
 void Communicator::WaitedForBatch(Clock::time_point begin, Clock::time_point end) { impl_->WaitedForBatch(begin, end); }
+void Communicator::Compared(Clock::time_point begin, Clock::time_point end) { impl_->Compared(begin, end); }
 EventLog& Communicator::events() { return impl_->events(); }
 RowShares& Communicator::row_shares() { return impl_->row_shares(); }
 

@@ -74,6 +74,7 @@ class Communicator {
 
   // See Statistics::WaitedForBatch.
   void WaitedForBatch(Clock::time_point begin, Clock::time_point end);
+  void Compared(Clock::time_point begin, Clock::time_point end);
 
   // What this rank does when, while it is recorded.
   EventLog& events();

@@ -4,6 +4,7 @@
 
 #include "statistics.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "exchange.h"
@@ -34,8 +35,18 @@ void Statistics::Waited(const LastPart& last) {
 }
 
 void Statistics::WaitedForBatch(Clock::time_point begin, Clock::time_point end) {
-  input_nanoseconds_ += std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (comparison_begin_ < end && comparison_end_ > begin) end = std::max(begin, comparison_begin_);
+    input_seconds_ += Seconds(end - begin);
+  }
   events.Add("", {"data", begin, end, 0, true});
+}
+
+void Statistics::Compared(Clock::time_point begin, Clock::time_point end) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  comparison_begin_ = begin;
+  comparison_end_ = end;
 }
 
 std::string Statistics::Json() const {
@@ -49,10 +60,10 @@ std::string Statistics::Json() const {
     out << separator << "[" << rank << ", " << seconds << "]";
     separator = ", ";
   }
-  out << "], \"input_seconds\": " << 1e-9 * input_nanoseconds_
-      << ", \"staging\": {\"pinned_bytes\": " << staging->pinned_bytes << ", \"gpu_bytes\": " << staging->gpu_bytes
-      << ", \"down_bytes\": " << staging->down_bytes << ", \"up_bytes\": " << staging->up_bytes
-      << ", \"across_bytes\": " << staging->across_bytes << "}, \"sites\": {";
+  out << "], \"input_seconds\": " << input_seconds_ << ", \"staging\": {\"pinned_bytes\": " << staging->pinned_bytes
+      << ", \"gpu_bytes\": " << staging->gpu_bytes << ", \"down_bytes\": " << staging->down_bytes
+      << ", \"up_bytes\": " << staging->up_bytes << ", \"across_bytes\": " << staging->across_bytes
+      << "}, \"sites\": {";
   separator = "";
   for (const auto& [name, site] : sites_) {
     out << separator << Quoted(name) << ": {\"count\": " << site.count << ", \"sent_bytes\": " << site.sent_bytes

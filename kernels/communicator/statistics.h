@@ -55,8 +55,10 @@ class Statistics {
   // All parts are there: the one that came last is what this rank has waited for, since the one before it.
   void Waited(const LastPart& last);
 
-  // A step has waited for its batch. Any thread may call this.
+  // A step has waited for its batch. A batch that was compared with that of rank 0 meanwhile was there before: then the
+  // wait was for rank 0. Any thread may call these.
   void WaitedForBatch(Clock::time_point begin, Clock::time_point end);
+  void Compared(Clock::time_point begin, Clock::time_point end);
 
   std::atomic<uint64_t> header_bytes{0}, packets{0};  // sent by this rank
   const std::shared_ptr<StagingStatistics> staging = std::make_shared<StagingStatistics>();
@@ -72,10 +74,11 @@ class Statistics {
   std::unordered_set<uint64_t> step_;  // what the current step has submitted
   Clock::time_point last_submission_, last_completion_;
   std::atomic<uint64_t> waiting_nanoseconds_{0};  // of the steps that are over
-  std::atomic<uint64_t> input_nanoseconds_{0};
 
-  mutable std::mutex mutex_;          // guards the maps, not the counters of sites
-  std::map<int, double> waited_for_;  // by rank, seconds
+  mutable std::mutex mutex_;  // guards what follows, not the counters of sites
+  double input_seconds_ = 0;
+  Clock::time_point comparison_begin_, comparison_end_;  // of the last one
+  std::map<int, double> waited_for_;                     // by rank, seconds
   std::map<std::string, SiteStatistics> sites_;
 };
 

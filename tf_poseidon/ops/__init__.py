@@ -263,7 +263,9 @@ def compare_first(index: tf.Tensor, rows: tf.Tensor, values: Sequence[tf.Tensor]
 
 def timed(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset, of which the communicator counts how long this rank waits for its elements."""
-    return tf_compat.same_elements(dataset, library.load()[0].poseidon_timed_dataset)
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # or TensorFlow reads ahead, and steps wait for that
+    return tf_compat.same_elements(dataset, library.load()[0].poseidon_timed_dataset).with_options(options)
 
 
 def abort_unless(condition: tf.Tensor, reason: tf.Tensor | str) -> None:

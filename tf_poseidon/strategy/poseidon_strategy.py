@@ -220,7 +220,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             "waited_for": {rank: how long sums and factors of this rank have waited for those of that rank, which came
             last, since those of all others were there; each of the exchanges in flight at a time counts, in seconds},
             "input_seconds": how long steps of this rank have waited for their batches, of datasets that Keras or
-            the strategy distributes; of a dataset's first one also for that of rank 0, with which it is compared,
+            the strategy distributes,
             "staging": {"pinned_bytes", "gpu_bytes": memory of the host and of the GPU for what is copied, "down_bytes",
             "up_bytes": what was copied from the GPU and to it, "across_bytes": what was copied from other ranks' GPUs},
             "sites": {site: {"count": exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": the
