@@ -97,6 +97,32 @@ def test_rows_wait_for_what_they_are_computed_from():
     assert [end - begin for begin, end in map(step.hidden, step.exchanges)] == [0, 2, 0]
 
 
+def test_waits_for_data_are_not_computing():
+    """Those before the first exchange; nothing waits for a batch that a graph of several steps reads ahead."""
+    events = [Event("data", "", 1, 3), Event("data", "", 3.5, 4), Event("ps", "a", 6, 8), Event("data", "", 6.5, 7),
+              Event("ps", "b", 7, 9)]
+    assert segments(*events) == [
+        ("forward", "", 0, 1), ("wait for data", "", 1, 3), ("forward", "", 3, 3.5), ("wait for data", "", 3.5, 4),
+        ("forward", "", 4, 6), ("backward", "b", 6, 7), ("wait", "a", 7, 8), ("wait", "b", 8, 9)]
+    # The step before has not ended, and an exchange does not need the batch.
+    begun = Rank("host", 0.0, (Event("ps", "a", 1, 5), Event("data", "", 4, 9), Event("ps", "a", 7, 10))).steps[1]
+    assert [tuple(segment) for segment in begun.segments] == [("wait for data", "", 5, 7), ("wait", "a", 7, 10)]
+
+
+@pytest.mark.parametrize("waits, says", [
+    ((None, None, None), []), ((2, 2, 2), []), ((2, 2.04, 2), []),
+    ((2, 3, 2), ["rank 1 waits longest for data, 1,000 ms of a step longer than the median rank"])])
+def test_the_table_says_how_long_steps_wait_for_data(waits, says):
+    ranks = [Rank("host", 0.0, tuple(event for begin in (0, 10) for event in (
+        *([Event("data", "", begin + 1, begin + 1 + wait)] if wait else []), Event("ps", "a", begin + 5, begin + 10))))
+             for wait in waits]
+    lines = table_lib.table(ranks, 0).splitlines()
+    waiting, computing = ("2,000 ms waiting for data; ", "3,000") if waits[0] else ("", "5,000")
+    begin, = (i for i, line in enumerate(lines) if line.startswith("a step"))
+    assert lines[begin:] == [f"a step of 10,000 ms: {waiting}{computing} ms compute; then 5,000 ms waiting for "
+                             "exchanges, and 0 ms rebuilding gradients", *says]
+
+
 def test_site_that_comes_again_begins_a_step():
     rank = Rank("host", -1.0, (*two_layers(0), Event("calls", "x", 13, 14), *two_layers(20)))
     assert [(step.begin, step.end) for step in rank.steps] == [(-1, 12), (12, 32)]
@@ -254,6 +280,9 @@ def test_trace():
             "args": {"site": "a", "step": 1, "bytes": 4}} in trace["traceEvents"]
     # What ends a step belongs to it.
     assert [e["args"]["step"] for e in trace["traceEvents"] if e["name"] == "bias"] == [0, 1, 0, 1]
+    waits = trace_lib.trace([Rank("host", 0.0, (Event("data", "", 1, 3), Event("ps", "a", 4, 5)))])["traceEvents"]
+    assert [(e["tid"], e["ts"], e["dur"]) for e in waits if e["name"] == "wait for data"] == [(0, 1e6, 2e6),
+                                                                                             (1, 1e6, 2e6)]
     assert trace["otherData"]["clock error of rank 1, us"] == 0.25e6
 
 
@@ -446,7 +475,7 @@ def test_trace_has_a_row_for_each_kind_on_each_rank(recorded):
         assert [re.sub(" on .+", "", name) for name in processes] == ["rank 0", "rank 1", "rank 2"]
         for rank in range(RANKS):
             assert {row for r, row in rows_of(trace) if r == rank} == (
-                rows[mode] | {"compute", "calls"})
+                rows[mode] | {"compute", "calls"} | ({"data"} if mode in MODES else set()))
 
 
 def test_each_site_occurs_in_each_step(recorded):
@@ -457,7 +486,7 @@ def test_each_site_occurs_in_each_step(recorded):
         for rank in range(RANKS):
             sites = collections.Counter()
             for (r, row), events in rows_of(traces[mode]).items():
-                if r == rank and row not in ("compute", "calls"):
+                if r == rank and row not in ("compute", "data", "calls"):
                     # A gradient and what it is rebuilt of are one.
                     sites.update({(e["args"]["site"], e["args"]["step"]) for e in events
                                   if row != "rebuild" or mode != "eager" and e["args"]["site"].endswith("bias")})

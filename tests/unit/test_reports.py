@@ -194,6 +194,20 @@ def test_figures_have_the_numbers_of_the_timeline():
     assert table_lib.table(recorded, 1, made).splitlines()[2] in text
 
 
+def test_the_rank_whose_data_come_late_is_named():
+    late = [dataclasses.replace(rank, events=tuple(sorted(
+        [*rank.events, *(Event("data", "", begin, begin + (2 if number else 0.5)) for begin in (0, 12, 24))],
+        key=lambda event: event.begin))) for number, rank in enumerate(ranks())]
+    text = timeline_page.html_report(late, 0)
+    of_ranks, step, _ = figures_of(text)
+    assert bars_of(of_ranks)["rank 0 on host", "wait for data"] == 500
+    assert spans_of(step).count(("wait for data", 0, 500)) == spans_of(step).count(("data", 0, 500)) == 1
+    for words in ("Rank 1 on host waits longest for data: 2,000 ms, 1,500 ms more than the median rank",
+                  "A step of rank 0 takes 12,000 ms: 500 ms of waiting for data, 6,500 ms for computing",
+                  "waiting for data, 4.2\N{NO-BREAK SPACE}% of the step"):
+        assert words in text, words
+
+
 def test_steps_that_overlap_are_shown_together():
     events = (Event("ps", "upper", 2, 6), Event("ps", "lower", 3, 5),
               Event("ps", "upper", 7.5, 11.5, step=1), Event("ps", "lower", 8.5, 10.5, step=1))

@@ -3,10 +3,11 @@
 The communicator notes events while a recording runs. A rank's step is cut into segments that follow each
 other without a gap:
 
-    forward    from the end of the previous step to the first exchange
-    backward   from one exchange to the next
-    wait       after the last one, until all exchanges in flight have completed; and while rows wait for one
-    rebuild    the same, while a gradient is rebuilt from factors
+    forward        from the end of the previous step to the first exchange
+    wait for data  meanwhile, until the batch is there
+    backward       from one exchange to the next
+    wait           after the last one, until all exchanges in flight have completed; and while rows wait for one
+    rebuild        the same, while a gradient is rebuilt from factors
 
 A step that the next one of its graph follows ends with its last exchange, and the next one waits for its gradients.
 Computing is only visible by its exchanges: gradients, and whatever else a step partitioned by rows exchanges. The plan
@@ -29,8 +30,9 @@ from tf_poseidon.planning import exchange
 # The rows of a step's exchanges, those of a GPU's copies and sums, and all rows.
 EXCHANGES = (*dict.fromkeys(scheme.row for scheme in planning.SCHEMES.values()), *exchange.KINDS)
 COPIES = ("down", "up", "across")
-ROWS = (*EXCHANGES, "calls", *COPIES, "rebuild")
-KINDS = ("forward", "backward", "wait", "rebuild")
+ROWS = ("data", *EXCHANGES, "calls", *COPIES, "rebuild")
+WAIT_FOR_DATA = "wait for data"
+KINDS = (WAIT_FOR_DATA, "forward", "backward", "wait", "rebuild")
 
 
 class Event(typing.NamedTuple):
@@ -40,8 +42,8 @@ class Event(typing.NamedTuple):
         row: "ps", "sfb" or "sparse" for a gradient's exchange by that scheme, "gather" or "broadcast" for another
             exchange of a step, from when its tensor was ready; "calls" for other exchanges; "down" or "up" for the
             copy of a piece from a GPU's memory or to it, "across" for copies and sums between GPUs; "rebuild" for
-            rebuilding a gradient from the factors of other ranks.
-        site: Name of the site.
+            rebuilding a gradient from the factors of other ranks; "data" for a wait for a batch.
+        site: Name of the site; "" of data.
         begin: When it began.
         end: When it ended.
         num_bytes: Bytes of this rank's tensor or factors, or of the piece.
@@ -79,7 +81,7 @@ def places_of(plan: planning.Plan | None) -> dict[str, SitePlace]:
 
 
 class Segment(typing.NamedTuple):
-    """A part of a step: its kind, "forward", "backward", "wait" or "rebuild" as above, and its site."""
+    """A part of a step: its kind, one of `KINDS`, and its site."""
 
     kind: str
     site: str
@@ -179,8 +181,9 @@ class RecordedStep:
 
 @dataclasses.dataclass
 class _Events:
-    """The events of one step."""
+    """The events of one step; of data, those before its first exchange."""
 
+    data: list[Event] = dataclasses.field(default_factory=list)
     exchanges: list[Event] = dataclasses.field(default_factory=list)
     rebuilds: list[Event] = dataclasses.field(default_factory=list)
 
@@ -197,14 +200,18 @@ def _runs(events: Sequence[Event]) -> list[list[_Events]]:
     runs: list[dict[int, _Events]] = []
     seen: set[tuple[str, int]] = set()
     latest: dict[int, _Events] = {}  # by number of a step
+    data: list[Event] = []  # since the last exchange
     for event in events:
         if event.row in EXCHANGES:
             if not runs or (event.site, event.step) in seen:
-                runs.append({})
+                runs.append({event.step: _Events(data)})
                 seen.clear()
+            data = []
             seen.add((event.site, event.step))
             latest[event.step] = runs[-1].setdefault(event.step, _Events())
             latest[event.step].exchanges.append(event)
+        elif event.row == "data":
+            data.append(event)
         elif event.row == "rebuild" and event.step in latest:
             latest[event.step].rebuilds.append(event)
     return [[run[number] for number in sorted(run)] for run in runs]
@@ -233,6 +240,9 @@ def _segments(now: float, events: _Events, events_before: _Events | None, is_fol
             segments.append(Segment(kind, site, now, end))
         now = end
 
+    for event in events.data:
+        until(min(event.begin, events.exchanges[0].begin), "forward", "")
+        until(min(event.end, events.exchanges[0].begin), WAIT_FOR_DATA, "")
     reached = 0.0  # operations until now
     for i, event in enumerate(events.exchanges):
         kind, site = ("backward", event.site) if i else ("forward", "")

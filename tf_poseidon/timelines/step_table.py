@@ -16,6 +16,8 @@ from tf_poseidon import planning
 from tf_poseidon.base import tables
 from tf_poseidon.timelines import recorded_steps as steps_lib
 
+_NOTICEABLE = 0.01  # of a step
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -59,6 +61,9 @@ class StepSummary:
         rows: A `Row` per site, in the order of backpropagation.
         total: The `Row` of the whole step. Here, hidden exchanges that overlap count once.
         parts: {kind of a segment: its seconds in a step}.
+        waits_for_data: Whether it was recorded how long steps wait for their batches.
+        latest_data: The rank that waits longest for its batches; None if others wait about as long.
+        data_longer: How much longer that waits in a step than the median rank.
         calls: Seconds of other exchanges in a step, None if there were none.
         copies: {row of copies: (its seconds in a step, its bytes)}; empty where tensors are in the host's memory.
         is_overlapping: Whether steps overlap.
@@ -67,6 +72,9 @@ class StepSummary:
     rows: list[Row]
     total: Row
     parts: dict[str, float]
+    waits_for_data: bool
+    latest_data: int | None
+    data_longer: float
     calls: float | None
     copies: dict[str, tuple[float, float]]
     is_overlapping: bool
@@ -129,10 +137,22 @@ def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | No
         mean(lambda step: step.seconds("wait")), mean(lambda step: sum(e.end - e.begin for e in step.rebuilds)),
         None, None, plan.step_seconds if plan and costs and len(costs) == len(values) else None,
         mean(lambda step: step.seconds(*steps_lib.KINDS)))
-    return StepSummary(rows, total, parts(ranks[rank]), of_a_step(calls, _seconds) if calls else None,
+    number, seconds = longest([parts(each)[steps_lib.WAIT_FOR_DATA] if each.steps else 0.0 for each in ranks])
+    return StepSummary(rows, total, parts(ranks[rank]), any(e.row == "data" for e in ranks[rank].events),
+                       number if seconds > _NOTICEABLE * total.measured else None, seconds,
+                       of_a_step(calls, _seconds) if calls else None,
                        {row: (of_a_step(copies, _seconds), of_a_step(copies, lambda e: e.num_bytes))
                         for row, copies in copied.items()},
                        any(step.follower is not None for step in steps))
+
+
+def longest(of_ranks: Sequence[float]) -> tuple[int, float]:
+    """Returns (the rank that takes longest for something, by how many seconds more than the median rank).
+
+    For an even number of ranks, the median is the shorter of the two in the middle.
+    """
+    rank, seconds = max(enumerate(of_ranks), key=lambda pair: pair[1])
+    return rank, seconds - statistics.median_low(of_ranks)
 
 
 def _seconds(event: steps_lib.Event) -> float:
@@ -167,8 +187,14 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
     rows.append(("total", "", *cells(step_summary.total)))
     lines = tables.aligned(rows, left=(0, 1))
     total = step_summary.total
-    lines.append(f"a step of {_ms(total.measured)} ms: {_ms(total.compute)} ms compute; then {_ms(total.exposed)} ms "
-                 f"waiting for exchanges, and {_ms(step_summary.parts['rebuild'])} ms rebuilding gradients")
+    data = step_summary.parts[steps_lib.WAIT_FOR_DATA]
+    waiting = f"{_ms(data)} ms waiting for data; " if step_summary.waits_for_data else ""
+    lines.append(f"a step of {_ms(total.measured)} ms: {waiting}{_ms(total.compute)} ms compute; then "
+                 f"{_ms(total.exposed)} ms waiting for exchanges, and {_ms(step_summary.parts['rebuild'])} ms "
+                 "rebuilding gradients")
+    if step_summary.latest_data is not None:
+        lines.append(f"rank {step_summary.latest_data} waits longest for data, {_ms(step_summary.data_longer)} ms of a "
+                     "step longer than the median rank")
     for row, what in zip(steps_lib.COPIES, ("from its GPU", "to its GPU", "and sums between GPUs")):
         seconds, num_bytes = step_summary.copies.get(row, (0.0, 0.0))
         if seconds:

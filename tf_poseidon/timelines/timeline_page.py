@@ -40,26 +40,33 @@ def _parts(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | Non
     if not all(recorded_rank.steps for recorded_rank in ranks):
         return [page.element("p", "No step was recorded: train inside strategy.timeline.", "warning")]
     step_summary, parts = table_lib.summary(ranks, rank, plan), list(map(table_lib.parts, ranks))
-    slowest = max(range(len(ranks)), key=lambda number: _compute(parts[number]))
-    shown = sorted(list(dict.fromkeys([rank, slowest, *range(len(ranks))]))[:_MOST_RANKS])
-    return [*_verdict(ranks, rank, step_summary), *_ranks(ranks, parts, slowest), *_step(ranks, rank, shown),
+    slowest, _ = table_lib.longest(list(map(_compute, parts)))
+    latest = rank if step_summary.latest_data is None else step_summary.latest_data
+    shown = sorted(list(dict.fromkeys([rank, slowest, latest, *range(len(ranks))]))[:_MOST_RANKS])
+    return [*_verdict(ranks, rank, step_summary), *_ranks(ranks, parts, step_summary), *_step(ranks, rank, shown),
             *_variables(rank, step_summary), *_predictions(rank, step_summary, plan), page.element("h2", "Tables"),
             *(page.details(f"rank {number} on {ranks[number].host}", table_lib.table(ranks, number, plan))
               for number in shown)]
 
 
 def _verdict(ranks: Sequence[steps_lib.Rank], rank: int, step_summary: table_lib.StepSummary) -> list[str | Figure]:
-    total = step_summary.total
-    share = 100 * total.exposed / total.measured if total.exposed and total.measured else 0.0
+    total, data = step_summary.total, step_summary.parts[steps_lib.WAIT_FOR_DATA]
+
+    def share(seconds: float | None) -> str:
+        return f"{100 * seconds / total.measured if seconds else 0.0:.2g}\N{NO-BREAK SPACE}% of the step"
+
     values = [(ms(total.measured), "a step"), (ms(total.compute), "computing"),
-              (ms(total.exposed), f"waiting for exchanges, {share:.2g}\N{NO-BREAK SPACE}% of the step"),
+              (ms(total.exposed), f"waiting for exchanges, {share(total.exposed)}"),
               (ms(step_summary.parts["rebuild"]), "rebuilding gradients")]
+    if step_summary.waits_for_data:
+        values.insert(1, (ms(data), f"waiting for data, {share(data)}"))
     if total.predicted is not None:
         values.append((ms(total.predicted), "expected by the plan"))
+    waiting = f"{ms(data)} of waiting for data, " if step_summary.waits_for_data else ""
     parts: list[str | Figure] = [
-        page.element("p", f"A step of rank {rank} takes {ms(total.measured)}: {ms(total.compute)} for computing, "
-                     f"{ms(total.exposed)} of waiting for exchanges, and {ms(step_summary.parts['rebuild'])} of "
-                     "rebuilding gradients.", "verdict"),
+        page.element("p", f"A step of rank {rank} takes {ms(total.measured)}: {waiting}{ms(total.compute)} for "
+                     f"computing, {ms(total.exposed)} of waiting for exchanges, and "
+                     f"{ms(step_summary.parts['rebuild'])} of rebuilding gradients.", "verdict"),
         page.element("p", f"{len(ranks[rank].steps):,} recorded steps; times are means over the middle half of them by "
                      f"duration. Clocks of ranks agree within {ms(table_lib.clocks_agree_within(ranks))}.", "note"),
         page.tiles(values)]
@@ -70,17 +77,21 @@ def _verdict(ranks: Sequence[steps_lib.Rank], rank: int, step_summary: table_lib
     return parts
 
 
-def _ranks(ranks: Sequence[steps_lib.Rank], parts: Sequence[dict[str, float]], slowest: int) -> list[str | Figure]:
+def _ranks(ranks: Sequence[steps_lib.Rank], parts: Sequence[dict[str, float]],
+           step_summary: table_lib.StepSummary) -> list[str | Figure]:
     """Returns the figure of what ranks spend their time on."""
     names = [f"rank {number} on {rank.host}" for number, rank in enumerate(ranks)]
     bars = [figures.Bar(number, kind, seconds, [names[number], f"{kind}: {ms(seconds)}"])
             for number, of_rank in enumerate(parts) for kind, seconds in of_rank.items() if seconds]
-    computing = list(map(_compute, parts))
-    caption = "Forward is everything from the end of a step to the first exchange of the next one."
+    caption = "Forward is everything from the end of a step to the first exchange of the next one, but waits for data."
     if len(ranks) > 1:
-        later = computing[slowest] - statistics.median_low(computing)
-        caption += (f" Rank {slowest} on {ranks[slowest].host} computes longest: {ms(computing[slowest])}, {ms(later)} "
-                    "more than the median rank.")
+        slowest, longer = table_lib.longest(list(map(_compute, parts)))
+        caption += (f" Rank {slowest} on {ranks[slowest].host} computes longest: {ms(_compute(parts[slowest]))}, "
+                    f"{ms(longer)} more than the median rank.")
+    if (latest := step_summary.latest_data) is not None:
+        data = parts[latest][steps_lib.WAIT_FOR_DATA]
+        caption += (f" Rank {latest} on {ranks[latest].host} waits longest for data: {ms(data)}, "
+                    f"{ms(step_summary.data_longer)} more than the median rank.")
     return [page.element("h2", "Ranks"), page.element("p", caption, "note"),
             figures.bars(names, bars, "time of a step", is_stacked=True)]
 
@@ -132,9 +143,9 @@ def _spans(number: int, rank: steps_lib.Rank, steps: Iterable[steps_lib.Recorded
         for part in step.segments:
             yield span("compute", part.kind, f"{part.kind} {part.site}".strip(), part.begin, part.end)
         others = [event for event in rank.events
-                  if event.row in ("calls", *steps_lib.COPIES) and step.begin <= event.begin < step.end]
+                  if event.row in ("data", "calls", *steps_lib.COPIES) and step.begin <= event.begin < step.end]
         for event in (*step.exchanges, *step.rebuilds, *others):
-            yield span(event.row, event.row, f"{event.row} {event.site}", event.begin, event.end,
+            yield span(event.row, event.row, f"{event.row} {event.site}".strip(), event.begin, event.end,
                        *([f"{event.num_bytes:,} bytes of this rank"] if event.num_bytes else []))
 
 

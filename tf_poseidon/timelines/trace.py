@@ -51,7 +51,7 @@ def trace(ranks: Sequence[steps_lib.Rank]) -> dict[str, Any]:
                     name_thread(number, tid + lane, row if lane == 0 else f"{row} {lane + 1}")
                 lanes[lane] = event.end
                 index = numbers.get(id(event), bisect.bisect_left(ends, event.end))
-                note_span(number, tid + lane, event.site, row, event, site=event.site,
+                note_span(number, tid + lane, event.site or steps_lib.WAIT_FOR_DATA, row, event, site=event.site,
                           step=index if index < len(steps) else None, bytes=event.num_bytes)
             tid += len(lanes)
     return {
