@@ -16,15 +16,23 @@ def plan(steps=1):
 
 
 @pytest.mark.parametrize("arguments, says, says_not", [
-    ((1, 10, 0.5, 0.0, {}, None), "10 steps of 50 ms in one process, after the first", "wait"),
-    ((4, 10, 0.5, 0.05, {0: 0.0, 2: 0.04, 3: 0.01}, None), "of a step 5 ms (10 %) wait for other ranks, longest for "
-     "rank 2\nabout 3.6 times as fast as one process, if that has", "expects"),
-    ((4, 10, 0.5, 0.0, {1: 0.0}, None), "of a step 0 ms (0 %) wait for other ranks\nabout 4 times", "longest"),
-    ((4, 10, 0.5, 0.05, {}, plan()), "about 3.6 times as fast as one process, if that has the work of 4 ranks; "
+    ((1, 10, 0.5, 0.0, 0.0, {}, None), "10 steps of 50 ms in one process, after the first", "wait"),
+    ((4, 10, 0.5, 0.0, 0.05, {0: 0.0, 2: 0.04, 3: 0.01}, None), "of a step 5 ms (10 %) wait for other ranks, longest "
+     "for rank 2\nabout 3.6 times as fast as one process, if that has", "expects"),
+    ((4, 10, 0.5, 0.0, 0.0, {1: 0.0}, None), "of a step 0 ms (0 %) wait for other ranks\nabout 4 times", "longest"),
+    ((4, 10, 0.5, 0.0, 0.05, {}, plan()), "about 3.6 times as fast as one process, if that has the work of 4 ranks; "
      "the plan expects 4 at 10 Gbit/s", "overlap"),
-    ((4, 16, 0.5, 0.05, {2: 0.1}, plan(8)), "8 steps overlap, of which strategy.timeline shows who waits for "
+    ((4, 16, 0.5, 0.0, 0.05, {2: 0.1}, plan(8)), "8 steps overlap, of which strategy.timeline shows who waits for "
      "whom; the plan expects 4 times the speed of one process at 10 Gbit/s", "wait for other"),
-    ((2, 10, 0.5, 0.6, {}, None), "(1e+02 %)", "-"),  # clocks of two threads may differ
+    ((4, 10, 0.5, 0.004, 0.05, {}, None), "after the first\nof a step 5 ms (10 %) wait for other", "data"),
+    ((4, 10, 0.5, 0.01, 0.05, {}, None), "\nof a step 1 ms (2 %) wait for data\nof a step 5 ms (10 %) wait for other "
+     "ranks\nabout 3.52 times", "cache"),
+    ((4, 10, 0.5, 0.12, 0.0, {}, None), "\nof a step 12 ms (24 %) wait for data; read it with "
+     "num_parallel_calls=tf.data.AUTOTUNE, or cache it\nof a step 0 ms (0 %) wait for other ranks\nabout 3.04", "plan"),
+    ((4, 16, 0.5, 0.4, 0.05, {}, plan(8)), "wait for data; read it with num_parallel_calls=tf.data.AUTOTUNE, or cache "
+     "it\n8 steps overlap", "wait for other"),
+    ((4, 10, 0.5, 0.45, 0.0, {}, None), "about 1 times as fast", "-"),  # one process would wait as long
+    ((2, 10, 0.5, 0.0, 0.6, {}, None), "(1e+02 %)", "-"),  # clocks of two threads may differ
 ])
 def test_text(arguments, says, says_not):
     text = summary.summary(*arguments)

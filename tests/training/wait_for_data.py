@@ -1,6 +1,7 @@
-"""A program whose batches come late on rank 1, started on several ranks: wait_for_data.py DIRECTORY.
+"""A program whose batches come late on rank 0, started on several ranks: wait_for_data.py DIRECTORY.
 
-Each rank writes, by way in which steps get their batches, how long it has waited for them, and how long all took.
+Each rank writes, by way in which steps get their batches, how long it has waited for them, and how long all took; then
+a table of where the time of steps went, and what `Summary` says.
 """
 
 import json
@@ -70,17 +71,24 @@ def main(folder):
         model.compile("sgd", "mse")
 
     def late(x, y):
-        if strategy.rank == 1:
+        if strategy.rank == 0:
             x = tf.ensure_shape(tf.numpy_function(lambda v: time.sleep(LATE_S) or v, [x], x.dtype), x.shape)
         return x, y
 
     x = np.ones((8 * BATCHES, 4), np.float32)
     data = tf.data.Dataset.from_tensor_slices((x, x[:, :3])).batch(8, drop_remainder=True).map(late)
-    report = {}
+    waits = {}
     for way, train in ways(strategy, model, data):
         waited, begin = strategy.stats()["input_seconds"], time.monotonic()
         train()
-        report[way] = strategy.stats()["input_seconds"] - waited, time.monotonic() - begin
+        waits[way] = strategy.stats()["input_seconds"] - waited, time.monotonic() - begin
+    with strategy.scope():
+        model.compile("sgd", "mse")
+    summary = poseidon.Summary()
+    model.fit(data, validation_data=data, verbose=0, callbacks=[summary])
+    with strategy.timeline(folder / "timeline.json") as timeline:
+        model.fit(data, verbose=0)
+    report = dict(waits=waits, table=str(timeline), summary=summary.text)
     (folder / f"{strategy.rank}.json").write_text(json.dumps(report))
 
 
