@@ -270,7 +270,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
         Perfetto open, and `print(timeline)` shows a table on every rank. It has for each variable: how long
         backpropagation took until its gradient was ready, how much of its exchange the rest of backpropagation
         hid, how long the step then waited for it, how long its gradient took to rebuild, which rank's
-        gradient came last, and the plan's prediction. docs/performance.md explains the columns.
+        gradient came last, and the plan's prediction; and below, how long steps waited for data.
+        docs/performance.md explains the columns.
 
         Args:
             path: File of the trace, on rank 0's host; compressed if it ends in ".gz". If it ends in
