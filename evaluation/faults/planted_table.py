@@ -258,5 +258,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
                 "return rank * base + smaller(rank, extra), count", "return rank * base, count"),
         Planted("other data on another rank pass", "tf_poseidon/data/datasets.py",
                 "    return fingerprints.with_first_compared(", "    return batch or ("),
+        Planted("TensorFlow reads ahead, and steps seem not to wait for data", "tf_poseidon/ops/__init__.py",
+                "    options.experimental_optimization.inject_prefetch = False", "    pass"),
     ),
 }
