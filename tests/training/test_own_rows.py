@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import train_own_rows
 
+from tf_poseidon.data import parts
+
 JOBS = {"equal": 2, "4,1,2": 3}  # shares: number of ranks
 
 
@@ -42,16 +44,18 @@ def test_what_ranks_train_is_what_one_process_trains(results, program, shares):
 
 
 @pytest.mark.parametrize("shares", JOBS)
-@pytest.mark.parametrize("program, decodings", [
-    # Of each image: in epochs of training; in validation after each, and in predict.
-    ("files", 2 + 2 + 1), ("loop_of_ones_own", 1)])
-def test_each_image_is_decoded_once(results, program, decodings, shares):
+@pytest.mark.parametrize("program, epochs", [
+    ("files", {train_own_rows.BATCH: 2, 4: 2 + 1}),  # training; validation, and predict
+    ("loop_of_ones_own", {train_own_rows.BATCH: 1})])
+def test_each_image_is_decoded_once(results, program, epochs, shares):
     alone, = results("alone")
-    key = f"{program}/decoded"
-    assert alone[key].tolist() == [decodings] * train_own_rows.COUNT
-    total = sum(found[key] for found in results(shares))
-    # A rank without rows in the last batch decodes the first row of it, as a padding row.
-    padding = total - decodings
-    assert (padding >= 0).all() and padding.sum() <= 4 * len(results(shares)) and (padding > 0).sum() <= 4
-    parts = np.array([int(np.median(found[key])) for found in results(shares)])
-    assert all(found[key].sum() < alone[key].sum() for found in results(shares)), parts
+    key, count = f"{program}/decoded", train_own_rows.COUNT
+    assert alone[key].tolist() == [sum(epochs.values())] * count
+    ranks = [1] * 2 if shares == "equal" else list(map(int, shares.split(",")))
+    by_rank = np.zeros(len(ranks), int)
+    for batch_size, number in epochs.items():
+        for begin in range(0, count, batch_size):
+            rows = parts.counts_of(min(batch_size, count - begin), ranks)
+            by_rank += number * np.maximum(rows, 1)  # a rank without rows decodes the first one, as a padding row
+    assert [found[key].sum() for found in results(shares)] == by_rank.tolist()
+    assert (sum(found[key] for found in results(shares)) >= alone[key]).all()
