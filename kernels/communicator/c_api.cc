@@ -174,6 +174,7 @@ void* poseidon_submit(Communicator* communicator, const char* site, int32_t inpu
   exchange.root = root;
   exchange.is_gradient = is_gradient;
   if (is_gradient) exchange.row = "ps";
+  exchange.is_of_step = false;
   communicator->Submit(std::move(exchange),
                        [waiter = *handle](const std::string& error) { waiter->Finish(error, {}); });
   return handle;
@@ -186,6 +187,7 @@ void* poseidon_submit_factors(Communicator* communicator, const char* site, cons
   poseidon::Factors factors;
   factors.site = site;
   factors.form = form;
+  factors.is_of_step = false;
   for (int i = 0; i < num_parts; ++i) {
     const size_t bytes = rows[i] * row_bytes[i], element = element_bytes[i];
     factors.parts.push_back({data[i], bytes, static_cast<size_t>(row_bytes[i]), element,
@@ -267,8 +269,8 @@ bool poseidon_failure(const Communicator* communicator, char* error) {
   return !reason.empty();
 }
 
-size_t poseidon_statistics(const Communicator* communicator, char* text, size_t capacity) {
-  return poseidon::WriteWhole(communicator->StatisticsJson(), text, capacity);
+size_t poseidon_statistics(const Communicator* communicator, bool has_sites, char* text, size_t capacity) {
+  return poseidon::WriteWhole(communicator->StatisticsJson(has_sites), text, capacity);
 }
 
 void poseidon_set_row_shares(Communicator* communicator, const int64_t* shares) {

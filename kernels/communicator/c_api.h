@@ -110,7 +110,7 @@ bool poseidon_failure(const poseidon::Communicator* communicator, char* error);
 
 // Writes the JSON of Communicator::StatisticsJson when it fits into `capacity` bytes, and returns
 // the bytes that it needs, the final zero included.
-size_t poseidon_statistics(const poseidon::Communicator* communicator, char* text, size_t capacity);
+size_t poseidon_statistics(const poseidon::Communicator* communicator, bool has_sites, char* text, size_t capacity);
 
 // Sets how ranks share rows, see RowShares::Set; there is a share for each rank.
 void poseidon_set_row_shares(poseidon::Communicator* communicator, const int64_t* shares);

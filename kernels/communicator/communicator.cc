@@ -183,7 +183,7 @@ class Communicator::Impl {
   int size() const { return size_; }
   const std::vector<int>& nodes() const { return nodes_; }
   const std::vector<int>& hosts() const { return hosts_; }
-  std::string StatisticsJson() const { return statistics_.Json(); }
+  std::string StatisticsJson(bool has_sites) const { return statistics_.Json(has_sites); }
   void WaitedForBatch(Clock::time_point begin, Clock::time_point end) { statistics_.WaitedForBatch(begin, end); }
   void Compared(Clock::time_point begin, Clock::time_point end) { statistics_.Compared(begin, end); }
   EventLog& events() { return statistics_.events; }
@@ -386,7 +386,7 @@ void Communicator::SubmitPing(int peer, size_t bytes, PingDone done) {
 void Communicator::Abort(const std::string& reason, double seconds) { impl_->Abort(reason, seconds); }
 std::string Communicator::Goodbye() { return impl_->Goodbye(); }
 std::string Communicator::failure() const { return impl_->failure(); }
-std::string Communicator::StatisticsJson() const { return impl_->StatisticsJson(); }
+std::string Communicator::StatisticsJson(bool has_sites) const { return impl_->StatisticsJson(has_sites); }
 void Communicator::WaitedForBatch(Clock::time_point begin, Clock::time_point end) { impl_->WaitedForBatch(begin, end); }
 void Communicator::Compared(Clock::time_point begin, Clock::time_point end) { impl_->Compared(begin, end); }
 EventLog& Communicator::events() { return impl_->events(); }

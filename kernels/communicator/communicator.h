@@ -70,7 +70,7 @@ class Communicator {
   std::string failure() const;
 
   // What this rank has exchanged, see Statistics::Json.
-  std::string StatisticsJson() const;
+  std::string StatisticsJson(bool has_sites = true) const;
 
   // See Statistics::WaitedForBatch.
   void WaitedForBatch(Clock::time_point begin, Clock::time_point end);

@@ -71,7 +71,7 @@ void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::t
   site.priority = exchange.priority;
   KvPairs pairs(hash, exchange.bytes(), static_cast<size_t>(options_.kv_pair_bytes), options_.servers);
   SiteStatistics& statistics = statistics_->Of(exchange.site);
-  statistics_->Submitted(hash, submitted);
+  statistics_->Submitted(hash, submitted, exchange.is_of_step);
   auto active = std::make_shared<ActiveExchange>(std::move(exchange), std::move(done), hash, site.steps++,
                                                  std::move(pairs), statistics, submitted, staging);
   active_[hash] = active;

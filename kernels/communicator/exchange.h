@@ -49,6 +49,7 @@ struct Exchange {
   bool is_gradient = false;   // of a site that could travel as factors, see gather_exchanges.h
   const char* row = "calls";  // of the timeline, see Event
   bool is_blocking = false;   // whether the step does nothing else meanwhile
+  bool is_of_step = true;     // false: Python exchanges it, between steps
   int priority = 0;           // exchanges with smaller numbers overtake it
   int root = -1;              // -1: sum over ranks; otherwise every rank receives root's input
   Group group;

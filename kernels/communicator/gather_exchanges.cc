@@ -48,7 +48,7 @@ std::string GatherExchanges::Start(Factors factors, FactorsDone done, uint64_t s
   own->start = submitted;
   own->staging = staging;
   state.own = own;
-  state.last.Arrived(transport_->rank(), Clock::now());
+  state.times.Arrived(transport_->rank(), Clock::now());
   ++num_active_;
   std::string disagreement = CheckArrivals(state);
   if (!disagreement.empty()) return disagreement;
@@ -201,7 +201,7 @@ std::string GatherExchanges::OnFactors(int peer, const FrameHeader& header, cons
     }
     --arrival->pending;
     if (auto found = states_.find(key); found != states_.end() && arrival->is_ready()) {
-      found->second.last.Arrived(arrival->header.root, Clock::now());
+      found->second.times.Arrived(arrival->header.root, Clock::now());
     }
     PassOn(arrival);
     --num_passing_on_;
@@ -356,7 +356,7 @@ void GatherExchanges::FinishIfOver(const Key& key) {
     for (const GatheredFactors::Rows& each : rows) own->statistics->factor_bytes += each.bytes;
   }
   if (gathered.is_complete) {
-    statistics_->Waited(state.last);
+    statistics_->Waited(state.times);
     Site& site = sites_[key.first];
     ++site.step;
     site.form = 0;

@@ -66,6 +66,7 @@ struct Factors {
   Group group;
   const char* row = "calls";  // same as in Exchange
   bool is_blocking = false;
+  bool is_of_step = true;
   int priority = 0;                     // same as in Exchange
   std::shared_ptr<OnDevice> on_device;  // the same; nothing comes back to it
 };
@@ -181,7 +182,7 @@ class GatherExchanges {
     std::shared_ptr<Own> own;                                               // null until this rank starts
     std::map<std::pair<int, uint32_t>, std::shared_ptr<Arrival>> arrivals;  // by rank and part
     int refused_by = -1;
-    LastPart last;
+    PartTimes times;
   };
   struct Site {
     std::string name;

@@ -106,7 +106,8 @@ void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point
 void Protocol::StartReadyFactors(Factors factors, FactorsDone done, Clock::time_point submitted, Staging* staging) {
   const uint64_t hash = Hash(factors.site), form = Hash(factors.form);
   SiteStatistics& statistics = statistics_->Of(factors.site);
-  statistics_->Submitted(~hash, submitted);  // if it has to travel dense, that is the same step
+  // If it has to travel dense, that is the same step.
+  statistics_->Submitted(~hash, submitted, factors.is_of_step);
   sender_.SetPriority(hash, factors.priority);
   dense_.NameSite(hash, factors.site);
   size_t bytes = 0;

@@ -25,7 +25,7 @@ std::string Server::AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t
     GiveOwn(active, pair);
   } else {
     state.contributions[transport_->rank()].state = State::kArriving;
-    state.last.Arrived(transport_->rank(), Clock::now());  // others need not wait for it
+    state.times.Arrived(transport_->rank(), Clock::now());  // others need not wait for it
     FinishIfComplete(key);
   }
   return "";
@@ -88,7 +88,7 @@ uint32_t Server::Finish(const ActiveExchange& active, size_t pair) {
   const auto found = pairs_.find(KeyOf(active, pair));
   KvPairState state = std::move(found->second);
   pairs_.erase(found);
-  statistics_->Waited(state.last);
+  statistics_->Waited(state.times);
   TakeOff(&state, active);
   return CommonForm(state, active.pairs[pair].server);
 }
@@ -122,7 +122,7 @@ std::string Server::Add(int peer, const FrameHeader& header, const char* payload
   contribution.dtype = static_cast<DataType>(header.sent_dtype);
   if (header.is_in_window()) {
     contribution.state = State::kCopying;
-    state.last.Arrived(peer, Clock::now());  // what comes now is this rank's own time
+    state.times.Arrived(peer, Clock::now());  // what comes now is this rank's own time
     std::string wrong = take_(peer, header, &contribution.taken, [this, key, peer] { Ready(key, peer); });
     contribution.data = contribution.taken.memory.get();
     return wrong.empty() ? "" : Malformed(peer, wrong);
@@ -148,7 +148,7 @@ void Server::Ready(const Key& key, int rank) {
   const bool is_from_gpu =
       state.contributions[rank].state == State::kCopying || (rank == transport_->rank() && state.own->staging);
   state.contributions[rank].state = State::kReady;
-  if (!is_from_gpu) state.last.Arrived(rank, Clock::now());
+  if (!is_from_gpu) state.times.Arrived(rank, Clock::now());
   FinishIfComplete(key);
 }
 
@@ -186,7 +186,7 @@ void Server::FinishIfComplete(const Key& key) {
   }
   KvPairState state = std::move(found->second);
   pairs_.erase(found);
-  statistics_->Waited(state.last);
+  statistics_->Waited(state.times);
   const size_t pair = state.own->pairs.IndexOf(std::get<2>(key));
   Contributions contributions;
   bool is_of_this_node = false;  // the last group

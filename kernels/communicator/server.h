@@ -115,7 +115,7 @@ class Server {
   struct KvPairState {
     std::shared_ptr<ActiveExchange> own;      // null until this rank submits the site
     std::vector<Contribution> contributions;  // by rank
-    LastPart last;
+    PartTimes times;
   };
 
   static Key KeyOf(const ActiveExchange& active, size_t pair) {

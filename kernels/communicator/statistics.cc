@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
 #include "exchange.h"
 #include "json.h"
@@ -17,21 +18,41 @@ SiteStatistics& Statistics::Of(const std::string& site) {
   return sites_[site];
 }
 
-void Statistics::Submitted(uint64_t site, Clock::time_point time) {
-  if (!step_.insert(site).second) {
-    if (last_completion_ > last_submission_) {
-      waiting_nanoseconds_ +=
-          std::chrono::duration_cast<std::chrono::nanoseconds>(last_completion_ - last_submission_).count();
-    }
+void Statistics::Submitted(uint64_t site, Clock::time_point time, bool is_of_step) {
+  if (!step_.insert(site).second || !is_of_step || !is_of_step_) {
+    EndStep();
     step_ = {site};
   }
+  is_of_step_ = is_of_step;
   last_submission_ = time;
 }
 
-void Statistics::Waited(const LastPart& last) {
-  if (last.before_ == Clock::time_point()) return;  // nobody else takes part
+void Statistics::EndStep() {
+  if (last_completion_ > last_submission_) {
+    waiting_nanoseconds_ +=
+        std::chrono::duration_cast<std::chrono::nanoseconds>(last_completion_ - last_submission_).count();
+  }
   std::lock_guard<std::mutex> lock(mutex_);
-  waited_for_[last.rank_] += Seconds(last.time_ - last.before_);
+  late_.resize(std::max(late_.size(), latest_.size()));
+  for (size_t rank = 0; rank < latest_.size(); ++rank) late_[rank] += latest_[rank];
+  latest_.clear();
+}
+
+void Statistics::Waited(const PartTimes& parts) {
+  std::vector<std::pair<Clock::time_point, int>> order;
+  for (size_t rank = 0; rank < parts.times_.size(); ++rank) {
+    if (parts.times_[rank] != Clock::time_point()) order.emplace_back(parts.times_[rank], rank);
+  }
+  if (order.size() < 2) return;  // nobody else takes part
+  std::sort(order.begin(), order.end());
+  latest_.resize(std::max(latest_.size(), parts.times_.size()));
+  const auto median = order.begin() + (order.size() - 1) / 2;
+  for (auto part = median + 1; part != order.end(); ++part) {
+    latest_[part->second] = std::max(latest_[part->second], Seconds(part->first - median->first));
+  }
+  const auto [time, last] = order.back();
+  std::lock_guard<std::mutex> lock(mutex_);
+  waited_for_[last] += Seconds(time - order[order.size() - 2].first);
 }
 
 void Statistics::WaitedForBatch(Clock::time_point begin, Clock::time_point end) {
@@ -49,7 +70,7 @@ void Statistics::Compared(Clock::time_point begin, Clock::time_point end) {
   comparison_end_ = end;
 }
 
-std::string Statistics::Json() const {
+std::string Statistics::Json(bool has_sites) const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::ostringstream out;
   out.precision(12);  // who reads them twice wants the difference
@@ -66,13 +87,20 @@ std::string Statistics::Json() const {
       << "}, \"sites\": {";
   separator = "";
   for (const auto& [name, site] : sites_) {
+    if (!has_sites) break;
     out << separator << Quoted(name) << ": {\"count\": " << site.count << ", \"sent_bytes\": " << site.sent_bytes
         << ", \"received_bytes\": " << site.received_bytes << ", \"network_bytes\": " << site.network_bytes
         << ", \"seconds\": " << 1e-9 * site.nanoseconds << ", \"factor_bytes\": " << site.factor_bytes
         << ", \"short_factor_bytes\": " << site.short_factor_bytes << "}";
     separator = ", ";
   }
-  out << "}}";
+  out << "}, \"late_seconds\": [";
+  separator = "";
+  for (double seconds : late_) {
+    out << separator << seconds;
+    separator = ", ";
+  }
+  out << "]}";
   return out.str();
 }
 

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 #include "event_log.h"
 #include "staging_statistics.h"
@@ -26,19 +27,17 @@ struct SiteStatistics {
   std::atomic<uint64_t> factor_bytes{0}, short_factor_bytes{0};  // of all ranks' factors, with zeros and as they travel
 };
 
-// Which rank's part of a sum, or of the factors that are exchanged together, came last.
-class LastPart {
+// When each rank's part of a sum came, or of the factors that are exchanged together.
+class PartTimes {
  public:
   void Arrived(int rank, Clock::time_point time) {
-    if (rank != rank_) before_ = time_;
-    rank_ = rank;
-    time_ = time;
+    if (rank >= static_cast<int>(times_.size())) times_.resize(rank + 1);
+    times_[rank] = time;
   }
 
  private:
   friend class Statistics;
-  int rank_ = -1;
-  Clock::time_point time_, before_;  // of that part, and of the last one of another rank
+  std::vector<Clock::time_point> times_;  // by rank; of others, the time of no clock
 };
 
 class Statistics {
@@ -48,12 +47,14 @@ class Statistics {
 
   // A step's exchanges are submitted as backpropagation goes on. What comes after the last
   // submission until the last completion is not hidden behind it: the step waits. A site that is
-  // submitted again begins the next step. The progress thread calls these.
-  void Submitted(uint64_t site, Clock::time_point time);
+  // submitted again begins the next step; so does what Python submits between steps (not `is_of_step`), which counts
+  // as a step of its own. The progress thread calls these.
+  void Submitted(uint64_t site, Clock::time_point time, bool is_of_step = true);
   void Completed(Clock::time_point time) { last_completion_ = time; }
 
-  // All parts are there: the one that came last is what this rank has waited for, since the one before it.
-  void Waited(const LastPart& last);
+  // All parts are there: the one that came last is what this rank has waited for, since the one before it. Those that
+  // came after the median are late.
+  void Waited(const PartTimes& parts);
 
   // A step has waited for its batch. A batch that was compared with that of rank 0 meanwhile was there before: then the
   // wait was for rank 0. Any thread may call these.
@@ -67,11 +68,15 @@ class Statistics {
   // {"header_bytes", "packets", "waiting_seconds", "waited_for": [[rank, seconds], ...], "input_seconds",
   // "staging": {"pinned_bytes", "gpu_bytes", "down_bytes", "up_bytes", "across_bytes"},
   // "sites": {name: {"count", "sent_bytes", "received_bytes", "network_bytes", "seconds", "factor_bytes",
-  // "short_factor_bytes"}}}
-  std::string Json() const;
+  // "short_factor_bytes"}}, "late_seconds": by rank}; without `has_sites` there are no sites.
+  std::string Json(bool has_sites = true) const;
 
  private:
+  void EndStep();
+
   std::unordered_set<uint64_t> step_;  // what the current step has submitted
+  bool is_of_step_ = true;             // what was submitted last
+  std::vector<double> latest_;         // by rank, how late its latest part of the current step was, seconds
   Clock::time_point last_submission_, last_completion_;
   std::atomic<uint64_t> waiting_nanoseconds_{0};  // of the steps that are over
 
@@ -79,6 +84,7 @@ class Statistics {
   double input_seconds_ = 0;
   Clock::time_point comparison_begin_, comparison_end_;  // of the last one
   std::map<int, double> waited_for_;                     // by rank, seconds
+  std::vector<double> late_;                             // by rank, the sum of `latest_` of the steps that are over
   std::map<std::string, SiteStatistics> sites_;
 };
 

@@ -94,7 +94,7 @@ def _functions() -> ctypes.CDLL:
         ("abort", None, [handle, text, ctypes.c_double]),
         ("goodbye", ctypes.c_bool, [handle, text]),
         ("failure", ctypes.c_bool, [handle, text]),
-        ("statistics", ctypes.c_size_t, [handle, text, ctypes.c_size_t]),
+        ("statistics", ctypes.c_size_t, [handle, ctypes.c_bool, text, ctypes.c_size_t]),
         ("set_row_shares", None, [handle, ctypes.POINTER(ctypes.c_int64)]),
         ("record_events", None, [handle, ctypes.c_int64]),
         ("events", ctypes.c_size_t, [handle, text, ctypes.c_size_t]),
@@ -131,6 +131,11 @@ class Communicator:
         self.nodes = tuple(nodes)
         hosts = (ctypes.c_int32 * self.size)()
         self.hosts = tuple(hosts) if self._lib.poseidon_hosts(handle, hosts) else None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether events are recorded, see `record_events`."""
+        return self._is_recording
 
     @property
     def most_on_a_node(self) -> int:
@@ -295,17 +300,20 @@ class Communicator:
         """Whether the job was ended because nothing was heard of a rank."""
         return _SILENT in (self.failure or "")
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self, has_sites: bool = True) -> dict[str, Any]:
         """Returns counters of this rank's exchanges. Those of several steps in one graph are added up.
+
+        Args:
+            has_sites: Whether to count by site, which takes longer; otherwise "sites" is empty.
 
         Returns:
             {"header_bytes": bytes of frame headers sent, "sites": {site: {"count": exchanges,
             "sent_bytes", "received_bytes": payload, "network_bytes": the part sent to other nodes,
             "seconds": from submission to completion, "factor_bytes": of the factors of all ranks,
             "short_factor_bytes": of these as they travel, without zeros}}, "waited_for": {rank: seconds},
-            "input_seconds": how long this rank has waited for batches}.
+            "input_seconds": how long this rank has waited for batches, "late_seconds": {rank: seconds}}.
         """
-        statistics = self._json(self._lib.poseidon_statistics)
+        statistics = self._json(self._lib.poseidon_statistics, has_sites)
         counts: dict[str, Any] = statistics["sites"]
         sites: dict[str, Any] = {}
         names = graph_steps.in_any(counts)
@@ -313,7 +321,8 @@ class Communicator:
             total = sites.setdefault(names[site][0], dict.fromkeys(counters, 0))
             for name, value in counters.items():
                 total[name] += value
-        return {**statistics, "sites": sites, "waited_for": dict(statistics["waited_for"])}
+        return {**statistics, "sites": sites, "waited_for": dict(statistics["waited_for"]),
+                "late_seconds": dict(enumerate(statistics["late_seconds"]))}
 
     def set_row_shares(self, shares: Sequence[int]) -> None:
         """Sets how ranks share the rows of global batches that every rank has, from the next step on.
@@ -364,11 +373,11 @@ class Communicator:
                 self.record_events(0)
         return [event for event in self.events()["events"] if event[1] == site]
 
-    def _json(self, function: Callable[..., int]) -> dict[str, Any]:
+    def _json(self, function: Callable[..., int], *arguments: object) -> dict[str, Any]:
         size = 0
         while True:
             text = ctypes.create_string_buffer(max(size, 1))
-            needed = function(self._handle, text, size)
+            needed = function(self._handle, *arguments, text, size)
             if needed <= size:
                 return json.loads(text.value)
             size = 2 * needed
