@@ -19,6 +19,7 @@ from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import job_functions
 from tf_poseidon.one_process import tracing
 from tf_poseidon.one_process.job_functions import JobFunction
+from tf_poseidon.stragglers import watch
 from tf_poseidon.strategy import poseidon_strategy
 from tf_poseidon.strategy.poseidon_strategy import PoseidonStrategy
 
@@ -104,10 +105,12 @@ class _Distributed:
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
             return self._run(strategy, args, kwargs)
+        job = strategy.extended.job
         try:
-            return self._run(strategy, args, kwargs)
+            results = self._run(strategy, args, kwargs)
+            watch.of(job).after(1)
+            return results
         except Exception as error:
-            job = strategy.extended.job
             job_functions.explain(error, self._job_functions.values(), job.communicator)
             job.errors.note(error, getattr(self._python, "__name__", "function"))
             raise

@@ -34,6 +34,7 @@ from tf_poseidon.job.communicator import STAGING_COUNTERS
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.job.row_shares import RowShares
 from tf_poseidon.loops import step as step_lib
+from tf_poseidon.stragglers import watch
 from tf_poseidon.strategy import extended
 from tf_poseidon.timelines import recording
 
@@ -216,7 +217,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         Returns:
             {"header_bytes": bytes of frame headers sent, "packets": messages that carried them,
             "waiting_seconds": how long steps have waited for other ranks after their last gradient was ready (of steps
-            that overlap, only the last one),
+            that overlap, only the last one), and what is done between steps, such as callbacks' agreements,
             "waited_for": {rank: how long sums and factors of this rank have waited for those of that rank, which came
             last, since those of all others were there; each of the exchanges in flight at a time counts, in seconds},
             "input_seconds": how long steps of this rank have waited for their batches, of datasets that Keras or
@@ -226,15 +227,22 @@ class PoseidonStrategy(tf.distribute.Strategy):
             "sites": {site: {"count": exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": the
             part of it sent to ranks that this one does not combine with, "seconds": from the gradient being
             ready to its sum being available, over all exchanges, "factor_bytes": of the factors of all ranks, the
-            same on each, "short_factor_bytes": of these as they travel, without zeros}}}. A job of one process
-            exchanges nothing, and measures nothing.
+            same on each, "short_factor_bytes": of these as they travel, without zeros}},
+            "late_seconds": {rank: how much later than the median rank's its parts of sums and factors came to this
+            rank, in each step the latest; steps that overlap count as one},
+            "stragglers": [{"rank", "host", "cause": "arithmetic", "input" or "link", "share": of each step that it
+            costs the others, "since_step", "since", "last": `time.time`, "own_seconds", "median_seconds": of a step,
+            what the cause names, for this rank and the others}], the ranks that `fit`, `train_on_batch` and functions
+            of `distribute` wait for}. A job of one process exchanges nothing, and
+            measures nothing.
         """
         if self.extended.job is None:
             return {"header_bytes": 0, "packets": 0, "waiting_seconds": 0.0, "waited_for": {}, "input_seconds": 0.0,
-                    "staging": dict.fromkeys(STAGING_COUNTERS, 0), "sites": {}}
+                    "staging": dict.fromkeys(STAGING_COUNTERS, 0), "sites": {}, "late_seconds": {}, "stragglers": []}
         statistics = self.extended.job.communicator.statistics()
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
-                               if site not in calibration.SITES | recording.SITES}
+                               if site not in calibration.SITES | recording.SITES | watch.SITES}
+        statistics["stragglers"] = watch.of(self.extended.job).values()
         return statistics
 
     def explain_input(self, dataset: tf.data.Dataset) -> input_report.InputReport:

@@ -35,6 +35,7 @@ from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import stepping
 from tf_poseidon.one_process import tracing
+from tf_poseidon.stragglers import watch
 
 # By model: the number of calls of each method for one batch.
 _calls: weakref.WeakKeyDictionary[keras.Model, collections.Counter[str]] = weakref.WeakKeyDictionary()
@@ -65,6 +66,7 @@ def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: 
         if is_outermost:
             stack.enter_context(_noting_errors(strategy, method))
         if method == "fit":
+            watch.of(job).begin()
             stack.enter_context(resuming.in_fit(model, bound.arguments, callbacks))
         return original(*bound.args, **bound.kwargs)
 
@@ -267,6 +269,8 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
         except Exception as error:
             steps.explain(error)
             raise
+        if trains:
+            watch.of(strategy.extended.job).after(model.steps_per_execution)
         if loop is not None:
             result = loop.logs(result)
         if trains and (number := next(calls)) % comparing.EVERY == 0:
@@ -295,6 +299,7 @@ def enumerate_iterator(original: Callable[..., Iterator[Any]], iterator: Any) ->
 def results(original: Callable[..., Any], model: keras.Model, logs: Any) -> Any:
     """Reads metrics and logs after the last step of a loop over batches."""
     if is_ours(model.distribute_strategy):
+        watch.of(model.distribute_strategy.extended.job).pause()
         model.distribute_strategy.extended.job.held.end()
     return resuming.results(original, model, reading.read(logs))
 

@@ -1,0 +1,134 @@
+"""Measures in windows of steps what ranks wait for, and has them say so to each other; rank 0 warns of stragglers.
+
+A step costs a rank a look at the clock. At the end of a window, which all ranks end after the same step, they exchange
+a few numbers; while they make the next step, these travel.
+
+Tests: tests/training/test_stragglers.py.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import logging
+import math
+import socket
+import time
+from typing import Any
+import weakref
+
+import numpy as np
+
+from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.joined_job import Job
+from tf_poseidon.stragglers import judgement
+
+_log = logging.getLogger("tf_poseidon")
+
+# A window has as few steps as tell more than one, and lasts so long that its exchange, which is a fifth of a
+# millisecond's work, does not matter.
+_LEAST_STEPS, _LEAST_S = 5, 0.1
+
+_SITE, _HOST = "stragglers", "stragglers/host"
+SITES = frozenset({_SITE, f"{_HOST}/length", f"{_HOST}/text"})  # what is exchanged here
+
+# By communicator, since names of exchanges are.
+_watches: "weakref.WeakKeyDictionary[Communicator, Watch]" = weakref.WeakKeyDictionary()
+
+
+def of(job: Job) -> "Watch":
+    """Returns the watch of a job."""
+    if job.communicator not in _watches:
+        _watches[job.communicator] = Watch(job)
+    return _watches[job.communicator]
+
+
+class Watch:
+    """This rank's watch over the speed of all; all ranks call its methods after the same steps.
+
+    Attributes:
+        history: What was judged, the same on all ranks.
+        hosts: The names of the stragglers' hosts, by rank.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.history = judgement.History()
+        self.hosts: dict[int, str] = {}
+        self._communicator = job.communicator
+        self._graph_pass = job.graph_pass
+        self._steps, self._interval = 0, _LEAST_STEPS
+        # What `_measure` has returned at the beginning, None before the first step of a loop; and differences to it.
+        self._begun: np.ndarray | None = None
+        self._window = np.zeros_like(self._measure())
+        self._sent: tuple[Callable[[], np.ndarray], int, int] | None = None  # with the first step, and their number
+
+    def begin(self) -> None:
+        """Notes that another loop begins, whose steps may be slower."""
+        self.pause()
+        self._interval = _LEAST_STEPS
+
+    def after(self, steps: int) -> None:
+        """Notes that steps were made."""
+        if self._sent is not None:
+            self._judge()
+        self._steps += steps
+        if self._begun is None:  # what was done since the last step is no part of one
+            self._begun = self._measure()
+        elif self._window[0] + self._steps - self._begun[0] >= self._interval:
+            self._add()
+            if not self._communicator.is_recording:  # a timeline knows more, and shows all exchanges
+                self._send()
+
+    def pause(self) -> None:
+        """Notes that something else than steps comes next, such as the end of an epoch."""
+        if self._sent is not None:
+            self._judge()
+        if self._begun is not None:
+            self._add()
+            self._begun = None
+
+    def values(self) -> list[dict[str, Any]]:
+        """Returns the stragglers, as `strategy.stats` does."""
+        return [{**dataclasses.asdict(each), "host": self.hosts[each.rank]} for each in self.history.stragglers]
+
+    def _measure(self) -> np.ndarray:
+        """Returns the number of steps, and seconds: the time, waits for others, waits for batches, lateness by rank."""
+        counts = self._communicator.statistics(has_sites=False)
+        late = [counts["late_seconds"].get(rank, 0.0) for rank in range(self._communicator.size)]
+        return np.array([self._steps, time.perf_counter(), counts["waiting_seconds"], counts.get("input_seconds", 0.0),
+                         *late])
+
+    def _add(self) -> None:
+        now = self._measure()
+        self._window += now - self._begun
+        self._begun = now
+
+    def _send(self) -> None:
+        """Starts the exchange of what was measured."""
+        rank, size = self._communicator.rank, self._communicator.size
+        (steps, seconds, waiting, inputs, *late), self._window = self._window, np.zeros_like(self._window)
+        plan = self._graph_pass.plan
+        # Of steps that overlap, the wait of the last one alone is measured; the others wait as long.
+        times = 1 if plan is None else plan.steps
+        numbers = np.zeros((4, size))
+        numbers[0] = times * np.array(late)
+        numbers[1] = numbers[0] ** 2
+        numbers[2:, rank] = times * waiting, inputs
+        common = [seconds / size, time.time() if rank == 0 else 0.0]
+        self._sent = (self._communicator.submit(_SITE, np.concatenate([numbers.ravel(), common])),
+                      self._steps - int(steps) + 1, int(steps))
+
+    def _judge(self) -> None:
+        """Judges the last window, on all ranks by the same numbers."""
+        assert self._sent is not None
+        (wait, first, steps), self._sent = self._sent, None
+        *numbers, seconds, end = wait().tolist()
+        late, squares, waiting, inputs = np.reshape(numbers, (4, -1))
+        # The mean over the ranks that add up, by what each says: those that add up little say little.
+        late = squares / np.maximum(late, 1e-9)
+        self._interval = min(2 * self._interval, max(_LEAST_STEPS, math.ceil(_LEAST_S * steps / seconds)))
+        self.history, news = judgement.judge(self.history, judgement.Window(
+            first, steps, end, seconds, tuple(waiting.tolist()), tuple(inputs.tolist()), tuple(late.tolist())))
+        for rank in sorted({straggler.rank for straggler in self.history.stragglers} - self.hosts.keys()):
+            self.hosts[rank] = self._communicator.broadcast_text(_HOST, socket.gethostname(), rank)
+        if self._communicator.rank == 0:
+            for straggler in news:
+                _log.warning("%s", straggler.sentence(self.hosts[straggler.rank]))
