@@ -22,10 +22,11 @@ RECOVERY_S = 60.0
 # A single window may hold a checkpoint, or the one step in which memory was short.
 LEAST_STEPS, LEAST_WINDOWS = 10, 2
 # The median of n windows must exceed SHARE by so many standard errors: of thousands of windows, none by chance. The
-# noise is 1.48 times the median absolute deviation of all ranks' windows, which a few that are different do not change.
-# Of few windows that is too small, hence the least noise of one.
-DEVIATIONS = 3.0
+# noise is by what one window in ten deviates from the median, at least: the slowest rank of many has a longer tail than
+# the median absolute deviation knows. Of few windows that is too small; hence a least noise, and more for few.
+DEVIATIONS = 4.0
 LEAST_NOISE = 0.04
+_TAIL, _TAIL_DEVIATIONS = 0.9, 1.645  # nine of ten deviations of a normal distribution are smaller than that many sigma
 KEPT = 64  # windows: so many that a share of 0.12 is found in the end
 # Whatever happens, no more warnings in so many seconds.
 WARNINGS, WARNINGS_S = 2, 3600.0
@@ -107,11 +108,13 @@ class History:
 
     Attributes:
         windows: The last ones.
+        costs: Their `costs_of`.
         stragglers: The ranks that cost the others time, or did so less than `RECOVERY_S` ago.
         warned: (rank, cause, time) of each warning that still counts.
     """
 
     windows: tuple[Window, ...] = ()
+    costs: tuple[tuple[float, ...], ...] = ()
     stragglers: tuple[Straggler, ...] = ()
     warned: tuple[tuple[int, str, float], ...] = ()
 
@@ -119,12 +122,11 @@ class History:
 def judge(history: History, window: Window) -> tuple[History, tuple[Straggler, ...]]:
     """Returns the history with another window, and the stragglers to warn of now."""
     windows = (*history.windows, window)[-KEPT:]
-    costs = [costs_of(each) for each in windows]
-    noise = _noise(costs)
+    costs = (*history.costs, costs_of(window))[-KEPT:]
     known = {straggler.rank: straggler for straggler in history.stragglers}
     stragglers, found = [], []
     for rank in range(len(window.waiting)):
-        before, now = known.get(rank), _straggler(rank, windows, [each[rank] for each in costs], noise)
+        before, now = known.get(rank), _straggler(rank, windows, costs)
         if now is not None:
             if before is not None:
                 now = dataclasses.replace(now, since_step=before.since_step, since=before.since)
@@ -143,63 +145,67 @@ def judge(history: History, window: Window) -> tuple[History, tuple[Straggler, .
         if is_new and sum(window.end - when < WARNINGS_S for *_, when in warned) < WARNINGS:
             warned.append((straggler.rank, straggler.cause, window.end))
             news.append(straggler)
-    return History(windows, tuple(stragglers), tuple(warned)), tuple(news)
+    return History(windows, costs, tuple(stragglers), tuple(warned)), tuple(news)
 
 
-def costs_of(window: Window) -> list[float]:
-    """Returns by rank which share of a step it costs the others; about 0 if it is as fast as they are."""
-    return [_later(window, rank) / window.seconds for rank in range(len(window.waiting))]
+def costs_of(window: Window) -> tuple[float, ...]:
+    """Returns by rank which share of a step the others wait for it; about 0 if it is as fast as they are.
 
-
-def _busier(window: Window, rank: int) -> float:
-    """Returns by how many seconds a rank waits less than others: so much longer it has computed and read."""
-    return _median_of_others(window.waiting, rank) - window.waiting[rank]
-
-
-def _later(window: Window, rank: int) -> float:
-    """Returns for how many seconds others have waited for the parts of a rank.
-
-    What they compute may hide lateness, so that is no more than they have waited.
+    What they compute may hide lateness, so it is no more than they have waited.
     """
-    later = window.late[rank] - _median_of_others(window.late, rank)
-    return min(later, _median_of_others(window.waiting, rank))
+    late, waiting = _medians_of_others(window.late), _medians_of_others(window.waiting)
+    return tuple(min(own - of_others, waited) / window.seconds
+                 for own, of_others, waited in zip(window.late, late, waiting))
 
 
-def _median_of_others(values: Sequence[float], rank: int) -> float:
-    return statistics.median([*values[:rank], *values[rank + 1:]])
+def _medians_of_others(values: Sequence[float]) -> list[float]:
+    """Returns by rank the median of the values of all others."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    medians = [0.0] * len(values)
+    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2  # of the others, in their order
+    for place, rank in enumerate(order):
+        medians[rank] = (values[order[low + (low >= place)]] + values[order[high + (high >= place)]]) / 2
+    return medians
 
 
-def _noise(costs: Sequence[Sequence[float]]) -> float:
-    """Returns the standard deviation of the costs of equal windows, robustly."""
+def _noise(*series: Sequence[Sequence[float]]) -> float:
+    """Returns the standard deviation of what ranks cost in a window, given the costs of series of equal windows."""
     deviations = []
-    for of_rank in zip(*costs):
-        middle = statistics.median(of_rank)
-        deviations += [abs(cost - middle) for cost in of_rank]
-    return max(LEAST_NOISE, 1.4826 * statistics.median(deviations))
+    for costs in series:
+        for of_rank in zip(*costs):
+            middle = statistics.median(of_rank)
+            deviations += [abs(cost - middle) for cost in of_rank]
+    deviations.sort()
+    noise = max(LEAST_NOISE, deviations[int(_TAIL * len(deviations))] / _TAIL_DEVIATIONS)
+    return noise * (1 + 2 / sum(map(len, series)))
 
 
-def _straggler(rank: int, windows: Sequence[Window], costs: Sequence[float], noise: float) -> Straggler | None:
-    """Returns the straggler that a rank is in the last windows, given what it costs in each; None if it is none."""
-    length = next((i for i, cost in enumerate(reversed(costs)) if cost <= RECOVERED), len(costs))
+def _straggler(rank: int, windows: Sequence[Window], costs: Sequence[Sequence[float]]) -> Straggler | None:
+    """Returns the straggler that a rank is in the last windows, given their `costs_of`; None if it is none."""
+    length = next((i for i, each in enumerate(reversed(costs)) if each[rank] <= RECOVERED), len(costs))
     if length < LEAST_WINDOWS:
         return None
-    run, share = windows[-length:], statistics.median(costs[-length:])
-    steps = sum(window.steps for window in run)
-    if steps < LEAST_STEPS or share <= SHARE + DEVIATIONS * noise / math.sqrt(length):
+    run, share = windows[-length:], statistics.median(each[rank] for each in costs[-length:])
+    is_long = sum(window.steps for window in run) >= LEAST_STEPS
+    if not is_long or share <= SHARE:  # as nearly always
         return None
-    busier, later = (statistics.median([of(window, rank) / window.steps for window in run]) for of in (_busier, _later))
+    if share <= SHARE + DEVIATIONS * _noise(costs[:-length], costs[-length:]) / math.sqrt(length):
+        return None
 
     def compared(of: Callable[[Window], Sequence[float]]) -> tuple[float, float]:
         """Returns the median of a time in a step of this rank, and of the others."""
         own = [of(window)[rank] / window.steps for window in run]
-        others = [_median_of_others(of(window), rank) / window.steps for window in run]
+        others = [_medians_of_others(of(window))[rank] / window.steps for window in run]
         return statistics.median(own), statistics.median(others)
 
     own_input, others_input = compared(lambda window: window.inputs)
-    if 2 * busier < later:
+    own_waiting, others_waiting = compared(lambda window: window.waiting)
+    own_late, others_late = compared(lambda window: window.late)
+    busier = others_waiting - own_waiting  # so much longer it has computed and read
+    if 2 * busier < own_late - others_late:
         if len(windows[0].late) == 2:  # whose links are one
             return None
-        cause, times = LINK, compared(lambda window: window.late)
+        cause, times = LINK, (own_late, others_late)
     elif 2 * (own_input - others_input) >= busier:
         cause, times = INPUT, (own_input, others_input)
     else:
