@@ -45,6 +45,8 @@ __all__ = ["Cluster", "ConfigurationError", "GraphError", "JobEndedError", "JobE
 
 
 def __getattr__(name: str) -> object:
+    if name == "callbacks":
+        return importlib.import_module("tf_poseidon.callbacks")
     if name in _LATE:
         return getattr(importlib.import_module(f"tf_poseidon.{_LATE[name]}"), name)
     raise AttributeError(f"module 'tf_poseidon' has no attribute '{name}'")

@@ -163,7 +163,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
     "Keras hook": (
         Planted("batch normalisation is of all rows", f"{_HOOK}/keras_objects/batch_normalization.py",
                 "or is_of_all or is_own():", "or True:"),
-        Planted("every rank writes files", f"{_HOOK}/coordination/callbacks.py",
+        Planted("every rank writes files", f"{_HOOK}/coordination/coordinated_callbacks.py",
                 "    if communicator.rank != 0:\n        callbacks = [callback for callback",
                 "    if False:\n        callbacks = [callback for callback"),
         Planted("weights are never compared during an epoch", f"{_HOOK}/batch_loops/trainer.py",

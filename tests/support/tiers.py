@@ -78,6 +78,8 @@ _RULES: tuple[tuple[str, str], ...] = (
         "strict_ends_all_ranks[[]fails_later_on_rank_1", "strict_ends_all_ranks[[]disabled*")),
     ("training/test_saving.py::test_resumed_job_has_the_bits*", "rest"),
     ("training/test_saving.py::*", "test"),
+    ("training/test_stragglers.py::test_the_slow_rank_is_named*overlapping*", "rest"),
+    ("training/test_stragglers.py::*", "test"),
     ("training/test_summary.py::*", "test"),
     ("training/test_timeline.py::*", "test"),
     ("training/test_verify.py::test_right_training_passes*", "nightly"),

@@ -6,7 +6,8 @@ import launch
 import pytest
 
 from tf_poseidon import planning
-from tf_poseidon.keras_hook.coordination import callbacks
+from tf_poseidon.keras_hook.coordination import communication
+from tf_poseidon.keras_hook.coordination import coordinated_callbacks
 from tf_poseidon.keras_hook.coordination import summary
 
 
@@ -40,12 +41,13 @@ def test_text(arguments, says, says_not):
 
 
 def test_it_is_no_callback_for_which_ranks_agree_after_each_batch():
-    assert not callbacks._acts_on_batches(summary.Summary(), "train", callbacks._PASSIVE)
+    for callback in (summary.Summary(), communication.Communication()):
+        assert not coordinated_callbacks._acts_on_batches(callback, "train", coordinated_callbacks._PASSIVE)
 
     class Other(summary.Summary):
         pass
 
-    assert callbacks._acts_on_batches(Other(), "train", callbacks._PASSIVE)
+    assert coordinated_callbacks._acts_on_batches(Other(), "train", coordinated_callbacks._PASSIVE)
 
 
 @pytest.mark.parametrize("ranks", [0, 2])

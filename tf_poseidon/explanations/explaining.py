@@ -25,7 +25,7 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import session
 from tf_poseidon.keras_hook import hooks
-from tf_poseidon.keras_hook.coordination import callbacks
+from tf_poseidon.keras_hook.coordination import coordinated_callbacks as callbacks_lib
 from tf_poseidon.keras_hook.keras_objects import batch_normalization
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
@@ -119,7 +119,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         # As in `fit` without callbacks that read logs of batches.
         metrics = [variable.value for variable in model.metrics_variables if variable.aggregation == "sum"]
         options = partitioning.PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True)
-        partition = partitioning.partition(step, options, callbacks.accumulators(model),
+        partition = partitioning.partition(step, options, callbacks_lib.accumulators(model),
                                            candidates=metrics if model.compiled else None)
         graphs = rank_graphs.RankGraphs(partition)
         graph_pass = grappler.GraphPass(session.RewriteSession(planner))

@@ -25,7 +25,7 @@ LEAST_STEPS, LEAST_WINDOWS = 10, 2
 # noise is by what one window in ten deviates from the median, at least: the slowest rank of many has a longer tail than
 # the median absolute deviation knows. Of few windows that is too small; hence a least noise, and more for few.
 DEVIATIONS = 4.0
-LEAST_NOISE = 0.04
+LEAST_NOISE = 0.03
 _TAIL, _TAIL_DEVIATIONS = 0.9, 1.645  # nine of ten deviations of a normal distribution are smaller than that many sigma
 KEPT = 64  # windows: so many that a share of 0.12 is found in the end
 # Whatever happens, no more warnings in so many seconds.

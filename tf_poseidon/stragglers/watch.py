@@ -47,11 +47,13 @@ class Watch:
     Attributes:
         history: What was judged, the same on all ranks.
         hosts: The names of the stragglers' hosts, by rank.
+        late_seconds: By rank, how much later than the median rank's its parts came, in each step the latest.
     """
 
     def __init__(self, job: Job) -> None:
         self.history = judgement.History()
         self.hosts: dict[int, str] = {}
+        self.late_seconds = dict.fromkeys(range(job.size), 0.0)
         self._communicator = job.communicator
         self._graph_pass = job.graph_pass
         self._steps, self._interval = 0, _LEAST_STEPS
@@ -109,8 +111,7 @@ class Watch:
         # Of steps that overlap, the wait of the last one alone is measured; the others wait as long.
         times = 1 if plan is None else plan.steps
         numbers = np.zeros((4, size))
-        numbers[0] = times * np.array(late)
-        numbers[1] = numbers[0] ** 2
+        numbers[:2] = np.power(times * np.array(late), [[3], [4]])
         numbers[2:, rank] = times * waiting, inputs
         common = [seconds / size, time.time() if rank == 0 else 0.0]
         self._sent = (self._communicator.submit(_SITE, np.concatenate([numbers.ravel(), common])),
@@ -121,9 +122,11 @@ class Watch:
         assert self._sent is not None
         (wait, first, steps), self._sent = self._sent, None
         *numbers, seconds, end = wait().tolist()
-        late, squares, waiting, inputs = np.reshape(numbers, (4, -1))
-        # The mean over the ranks that add up, by what each says: those that add up little say little.
-        late = squares / np.maximum(late, 1e-9)
+        cubes, fourths, waiting, inputs = np.reshape(numbers, (4, -1))
+        # About the largest of what the ranks say that add up, which is what a step waits for: a sum can find it.
+        late = np.divide(fourths, cubes, out=np.zeros_like(cubes), where=cubes > 0)
+        for rank, seconds_late in enumerate(late.tolist()):
+            self.late_seconds[rank] += seconds_late
         self._interval = min(2 * self._interval, max(_LEAST_STEPS, math.ceil(_LEAST_S * steps / seconds)))
         self.history, news = judgement.judge(self.history, judgement.Window(
             first, steps, end, seconds, tuple(waiting.tolist()), tuple(inputs.tolist()), tuple(late.tolist())))

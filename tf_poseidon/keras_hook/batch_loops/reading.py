@@ -83,7 +83,7 @@ def loop(model: keras.Model, phase: str, needs: Set[str]) -> contextlib.Abstract
     Args:
         model: The model.
         phase: "train", "test" or "predict".
-        needs: What callbacks need, `callbacks.needs_of`.
+        needs: What callbacks need, `coordinated_callbacks.needs_of`.
     """
     job = model.distribute_strategy.extended.job
     # Verify mode compares whole variables; a model with its own method may read what it likes.

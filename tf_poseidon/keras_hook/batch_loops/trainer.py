@@ -29,8 +29,8 @@ from tf_poseidon.keras_hook.batch_loops import predicting
 from tf_poseidon.keras_hook.batch_loops import reading
 from tf_poseidon.keras_hook.batch_loops import unrolling
 from tf_poseidon.keras_hook.checkpoints import resuming
-from tf_poseidon.keras_hook.coordination import callbacks as callbacks_lib
 from tf_poseidon.keras_hook.coordination import comparing
+from tf_poseidon.keras_hook.coordination import coordinated_callbacks as callbacks_lib
 from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import stepping

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.keras_hook.checkpoints import resuming
+from tf_poseidon.keras_hook.coordination import communication
 from tf_poseidon.keras_hook.coordination import comparing
 from tf_poseidon.keras_hook.coordination import summary
 from tf_poseidon.keras_hook.keras_objects import optimizers
@@ -32,7 +33,7 @@ _WRITERS = tuple(
                  "RemoteMonitor", "TensorBoard") if hasattr(keras.callbacks, name))
 
 # Classes whose batch methods read no logs; their subclasses may.
-_UNSEEING = {keras.callbacks.History, keras.callbacks.ProgbarLogger, summary.Summary}
+_UNSEEING = {keras.callbacks.History, keras.callbacks.ProgbarLogger, communication.Communication, summary.Summary}
 # The same of those that never stop training.
 _PASSIVE = {*_WRITERS, *_UNSEEING}
 

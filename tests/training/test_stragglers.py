@@ -1,0 +1,76 @@
+"""A rank that is slower than others is named, in `fit` and in loops; `Communication` reports what was measured."""
+
+import json
+
+import launch
+import pytest
+
+SECONDS, SLOW_AFTER, STEPS = 0.04, 20, 60  # of train_with_straggler.py
+
+
+def train(tmp_path, how, factor, ranks=3):
+    launch.run_ok(["train_with_straggler.py", how, str(factor), str(tmp_path)], ranks, timeout_s=90)
+    return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(max(ranks, 1))]
+
+
+@pytest.mark.parametrize("how, factor", [("fit", 4), ("callback", 2), ("loop", 2), ("overlapping", 4)])
+def test_the_slow_rank_is_named(how, factor, tmp_path):
+    if how == "fit":
+        pytest.importorskip("prometheus_client")
+    reports = train(tmp_path, how, factor)
+    straggler, = reports[0]["stragglers"]
+    assert straggler["rank"] == 2 and straggler["cause"] == "arithmetic" and straggler["host"]
+    assert SLOW_AFTER - 5 <= straggler["since_step"] <= SLOW_AFTER + 5
+    assert all(report["stragglers"] == [straggler] for report in reports)
+    expected = SECONDS * (factor - 1)
+    if how != "overlapping":
+        own, median = straggler["own_seconds"], straggler["median_seconds"]
+        assert own - median == pytest.approx(expected, rel=0.3)
+        # Some of what others wait is the network's, where processors are busy.
+        assert 0.5 * (own - median) / own < straggler["share"] < (own - median) / own + 0.1
+    (step, warning), = reports[0]["warnings"]
+    assert warning.startswith("Rank 2 (host ") and "its arithmetic takes" in warning
+    if how in ("callback", "loop"):
+        assert SLOW_AFTER < step <= SLOW_AFTER + 20
+    assert not reports[1]["warnings"] and not reports[2]["warnings"]
+    assert "stragglers" not in reports[0]["sites"]
+    if how != "loop":
+        check_logs(reports[0]["logs"], expected, how)
+        assert list((tmp_path / "logs").glob("events.*"))
+    if how == "fit":
+        for rank in range(3):
+            check_metrics((tmp_path / f"{rank}.prom").read_text(), rank)
+
+
+def check_logs(logs, expected, how):
+    """Rank 0's."""
+    assert {"loss", "step_ms", "exposed_ms", "input_ms", "sent_bytes", "slowest_rank"} <= logs.keys()
+    assert logs["slowest_rank"][1] == 2 and all(number > 0 for number in logs["sent_bytes"])
+    if how == "fit":  # of the second epoch, all steps are slow
+        assert 1e3 * expected * 0.7 < logs["exposed_ms"][1] < logs["step_ms"][1]
+
+
+def check_metrics(text, rank):
+    from prometheus_client.openmetrics import parser
+    assert text.endswith("# EOF\n")
+    families = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    own = {name.removeprefix("tf_poseidon_"): family.samples[0].value for name, family in families.items()}
+    assert own["steps"] == STEPS - 1 and families["tf_poseidon_steps"].samples[0].name == "tf_poseidon_steps_total"
+    exposed, sent = families["tf_poseidon_exposed_seconds"], families["tf_poseidon_sent_bytes"]
+    assert exposed.type == sent.type == "counter" and exposed.unit == "seconds" and sent.unit == "bytes"
+    assert (own["exposed_seconds"] < 2) == (rank == 2)  # the others wait for 4.8 s
+    late = {sample.labels["late_rank"]: sample.value for sample in families["tf_poseidon_late_seconds"].samples}
+    assert max(late, key=late.get) == "2"
+    sample, = families["tf_poseidon_straggler_share_ratio"].samples
+    assert sample.labels["straggler"] == "2" and sample.labels["cause"] == "arithmetic" and 0.5 < sample.value < 1
+
+
+def test_equal_ranks_are_no_stragglers(tmp_path):
+    reports = train(tmp_path, "callback", 1, ranks=2)
+    assert not reports[0]["warnings"] and not reports[0]["stragglers"]
+
+
+def test_one_process_waits_for_nobody(tmp_path):
+    report, = train(tmp_path, "callback", 1, ranks=0)
+    assert report["stragglers"] == [] and report["late"] == {}
+    assert report["logs"]["exposed_ms"] == [0, 0] and report["logs"]["slowest_rank"] == [-1, -1]

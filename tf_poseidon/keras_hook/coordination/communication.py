@@ -1,0 +1,159 @@
+"""`Communication`: a callback that reports what steps of `fit` exchange and wait for, to logs, TensorBoard, Prometheus.
+
+Tests: tests/training/test_stragglers.py.
+"""
+
+import importlib.util
+import logging
+import os
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_poseidon.base import files
+from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.reports import open_metrics
+from tf_poseidon.stragglers import watch
+
+_log = logging.getLogger("tf_poseidon")
+
+_SECONDS = 5.0  # from one refreshing of OpenMetrics to the next; Prometheus asks every 15 s or more
+
+
+class Communication(keras.callbacks.Callback):
+    """Reports what the steps of `fit` exchange and wait for, and which rank is the slowest.
+
+    ```python
+    model.fit(x, y, batch_size=256, callbacks=[
+        poseidon.callbacks.Communication(log_dir="logs", openmetrics_path="/var/lib/node_exporter/poseidon.prom")])
+    ```
+
+    The logs of an epoch get these numbers of this rank, on rank 0 TensorBoard too: "step_ms", the time of a step;
+    "exposed_ms", how long a step waits for other ranks, which nothing hides; "input_ms", how long for its batch;
+    "sent_bytes", the bytes that it sends in a step; "slowest_rank", whose parts came latest to all, -1 if that is not
+    known yet, which takes 7 steps. The first execution of `fit` is left out. All ranks may have this callback; it
+    exchanges nothing.
+
+    Args:
+        log_dir: Directory for TensorBoard's scalars, written by rank 0. None writes none.
+        openmetrics_path: File for OpenMetrics text, which is replaced every few seconds, by rank 0; by every rank, if
+            it has "{rank}" in it, for its number. None writes none.
+        openmetrics_port: Port on which rank 0 serves the same text, as long as `fit` runs. None serves nothing.
+        openmetrics_address: Address of that port. Whoever can reach it can read it.
+
+    Raises:
+        PoseidonError: If TensorBoard, or prometheus_client for OpenMetrics, is not installed; in `fit`, if a file
+            cannot be written or the port cannot be had.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str] | None = None,
+                 openmetrics_path: str | os.PathLike[str] | None = None, openmetrics_port: int | None = None,
+                 openmetrics_address: str = "127.0.0.1") -> None:
+        super().__init__()
+        if log_dir is not None and importlib.util.find_spec("tensorboard") is None:
+            raise ConfigurationError(f"log_dir={files.quoted(log_dir)} is written by TensorBoard, which is not "
+                                     "installed; run pip install tensorboard.")
+        self._log_dir, self._path = log_dir, None if openmetrics_path is None else os.fspath(openmetrics_path)
+        self._port, self._address = openmetrics_port, openmetrics_address
+        has_metrics = self._path is not None or openmetrics_port is not None
+        self._metrics = open_metrics.OpenMetrics() if has_metrics else None
+        self._writer: Any = None
+        self._steps, self._seconds = 0, 0.0  # of all calls of `fit`
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._is_first, self._refreshed = True, time.monotonic()
+        self._epoch_begin = self._counts()
+        if self._log_dir is not None and self._rank == 0 and self._writer is None:
+            self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
+        if self._metrics is None:
+            return
+        try:
+            self._refresh()
+            if self._port is not None and self._rank == 0:
+                self._metrics.serve(self._port, self._address)
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(f"Communication(openmetrics_path={self._path!r}, openmetrics_port={self._port}) "
+                                     f"cannot write there: {files.reason(error)}.") from error
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._begin, self._from = time.perf_counter(), batch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._is_first:  # tracing takes longer than many steps
+            self._is_first = False
+            self._epoch_begin = self._counts()
+            return
+        self._seconds += time.perf_counter() - self._begin
+        self._steps += batch - self._from + 1
+        if self._metrics is not None and time.monotonic() - self._refreshed > _SECONDS:
+            self._try_to_refresh()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        before, now = self._epoch_begin, self._counts()
+        self._epoch_begin = now
+        if self._metrics is not None:
+            self._try_to_refresh()
+        numbers = per_step(before, now)
+        if logs is not None:
+            logs.update(numbers)
+        if self._writer is not None:
+            with self._writer.as_default(epoch):
+                for name, number in numbers.items():
+                    tf.summary.scalar(f"communication/{name}", number)
+            self._writer.flush()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        if self._metrics is not None:
+            self._try_to_refresh()
+            self._metrics.close()
+
+    @property
+    def _rank(self) -> int:
+        return getattr(self.model.distribute_strategy, "rank", 0)
+
+    def _counts(self) -> open_metrics.RankCounts:
+        strategy = self.model.distribute_strategy
+        stats = strategy.stats() if hasattr(strategy, "stats") else {}
+        plan = getattr(strategy, "plan", None)
+        # Of steps that overlap, the wait of the last one alone is measured; the others wait as long.
+        times = 1 if plan is None else plan.steps
+        job = getattr(strategy.extended, "job", None)
+        late = {} if job is None else dict(watch.of(job).late_seconds)
+        sent = sum(site["sent_bytes"] for site in stats.get("sites", {}).values())
+        return open_metrics.RankCounts(
+            self._rank, self._steps, self._seconds, times * stats.get("waiting_seconds", 0.0),
+            stats.get("input_seconds", 0.0), sent + stats.get("header_bytes", 0), late,
+            stats.get("stragglers", []))
+
+    def _refresh(self) -> None:
+        """Renews what Prometheus reads; raises OSError if the file cannot be written."""
+        assert self._metrics is not None
+        self._refreshed = time.monotonic()
+        self._metrics.counts = self._counts()
+        if self._path is not None and (self._rank == 0 or "{rank}" in self._path):
+            files.write(self._path.replace("{rank}", str(self._rank)), self._metrics.text())
+
+    def _try_to_refresh(self) -> None:
+        try:
+            self._refresh()
+        except OSError as error:
+            _log.warning("%s cannot be written: %s; training goes on.", files.quoted(self._path), files.reason(error))
+            self._path = None
+
+
+def per_step(before: open_metrics.RankCounts, now: open_metrics.RankCounts) -> dict[str, float]:
+    """Returns the numbers of an epoch, given the counts at its begin and end; none, if it has no steps."""
+    steps = now.steps - before.steps
+    if not steps:
+        return {}
+    late = {rank: seconds - before.late_seconds.get(rank, 0.0) for rank, seconds in now.late_seconds.items()}
+    slowest = max(late, key=lambda rank: late[rank], default=-1)
+    return {
+        "step_ms": 1e3 * (now.step_seconds - before.step_seconds) / steps,
+        "exposed_ms": 1e3 * (now.exposed_seconds - before.exposed_seconds) / steps,
+        "input_ms": 1e3 * (now.input_seconds - before.input_seconds) / steps,
+        "sent_bytes": (now.sent_bytes - before.sent_bytes) / steps,
+        "slowest_rank": slowest if late.get(slowest, 0.0) > 0 else -1,
+    }
