@@ -23,9 +23,9 @@ from tf_poseidon.stragglers import judgement
 
 _log = logging.getLogger("tf_poseidon")
 
-# A window has as few steps as tell more than one, and lasts so long that its exchange, which is a fifth of a
-# millisecond's work, does not matter.
-_LEAST_STEPS, _LEAST_S = 5, 0.1
+# A window has as few steps as tell more than one, and lasts so long that its end, which costs half a millisecond where
+# processors are busy, takes less than half a percent of it.
+_LEAST_STEPS, _LEAST_S = 5, 0.2
 
 _SITE, _HOST = "stragglers", "stragglers/host"
 SITES = frozenset({_SITE, f"{_HOST}/length", f"{_HOST}/text"})  # what is exchanged here
