@@ -3,6 +3,7 @@
 Tests: tests/training/test_stragglers.py.
 """
 
+from collections.abc import Mapping
 import importlib.util
 import logging
 import os
@@ -10,6 +11,7 @@ import time
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_poseidon.base import files
@@ -60,11 +62,11 @@ class Communication(keras.callbacks.Callback):
         has_metrics = self._path is not None or openmetrics_port is not None
         self._metrics = open_metrics.OpenMetrics() if has_metrics else None
         self._writer: Any = None
-        self._steps, self._seconds = 0, 0.0  # of all calls of `fit`
+        # Of the training steps of all calls of `fit`: their number, their time, and what `_measure` returns.
+        self._sums, self._measured, self._is_in_steps = np.zeros(5), np.zeros(3), False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._is_first, self._refreshed = True, time.monotonic()
-        self._epoch_begin = self._counts()
         if self._log_dir is not None and self._rank == 0 and self._writer is None:
             self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
         if self._metrics is None:
@@ -77,25 +79,32 @@ class Communication(keras.callbacks.Callback):
             raise ConfigurationError(f"Communication(openmetrics_path={self._path!r}, openmetrics_port={self._port}) "
                                      f"cannot write there: {files.reason(error)}.") from error
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._is_in_steps, self._measured = True, self._measure()
+        self._sums_before, self._late_before = self._sums.copy(), self._late()
+
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._begin, self._from = time.perf_counter(), batch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._is_first:  # tracing takes longer than many steps
             self._is_first = False
-            self._epoch_begin = self._counts()
+            self._measured = self._measure()
             return
-        self._seconds += time.perf_counter() - self._begin
-        self._steps += batch - self._from + 1
+        self._sums[:2] += batch - self._from + 1, time.perf_counter() - self._begin
         if self._metrics is not None and time.monotonic() - self._refreshed > _SECONDS:
+            self._add()
             self._try_to_refresh()
 
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._end_steps()  # what validation exchanges belongs to no step
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        before, now = self._epoch_begin, self._counts()
-        self._epoch_begin = now
+        self._end_steps()
         if self._metrics is not None:
             self._try_to_refresh()
-        numbers = per_step(before, now)
+        late = {rank: seconds - self._late_before[rank] for rank, seconds in self._late().items()}
+        numbers = per_step(self._sums - self._sums_before, late)
         if logs is not None:
             logs.update(numbers)
         if self._writer is not None:
@@ -113,25 +122,44 @@ class Communication(keras.callbacks.Callback):
     def _rank(self) -> int:
         return getattr(self.model.distribute_strategy, "rank", 0)
 
-    def _counts(self) -> open_metrics.RankCounts:
-        strategy = self.model.distribute_strategy
-        stats = strategy.stats() if hasattr(strategy, "stats") else {}
-        plan = getattr(strategy, "plan", None)
+    def _stats(self) -> dict[str, Any]:
+        """Returns `strategy.stats()`; nothing where the model is not of a PoseidonStrategy."""
+        stats = getattr(self.model.distribute_strategy, "stats", None)
+        return stats() if stats else {}
+
+    def _late(self) -> dict[int, float]:
+        """Returns by rank how late its parts were to all ranks."""
+        job = getattr(self.model.distribute_strategy.extended, "job", None)
+        return {} if job is None else dict(watch.of(job).late_seconds)
+
+    def _measure(self) -> np.ndarray:
+        """Returns how long this rank has waited for others, how long for its batches, and the bytes it has sent."""
+        stats, plan = self._stats(), getattr(self.model.distribute_strategy, "plan", None)
         # Of steps that overlap, the wait of the last one alone is measured; the others wait as long.
         times = 1 if plan is None else plan.steps
-        job = getattr(strategy.extended, "job", None)
-        late = {} if job is None else dict(watch.of(job).late_seconds)
         sent = sum(site["sent_bytes"] for site in stats.get("sites", {}).values())
-        return open_metrics.RankCounts(
-            self._rank, self._steps, self._seconds, times * stats.get("waiting_seconds", 0.0),
-            stats.get("input_seconds", 0.0), sent + stats.get("header_bytes", 0), late,
-            stats.get("stragglers", []))
+        return np.array([times * stats.get("waiting_seconds", 0.0), stats.get("input_seconds", 0.0),
+                         sent + stats.get("header_bytes", 0)])
+
+    def _add(self) -> None:
+        """Adds what steps have measured since this was last called."""
+        now = self._measure()
+        self._sums[2:] += now - self._measured
+        self._measured = now
+
+    def _end_steps(self) -> None:
+        if self._is_in_steps:
+            self._is_in_steps = False
+            self._add()
 
     def _refresh(self) -> None:
         """Renews what Prometheus reads; raises OSError if the file cannot be written."""
         assert self._metrics is not None
         self._refreshed = time.monotonic()
-        self._metrics.counts = self._counts()
+        steps, seconds, exposed, inputs, sent = self._sums.tolist()
+        self._metrics.counts = open_metrics.RankCounts(
+            self._rank, int(steps), seconds, exposed, inputs, int(sent), self._late(),
+            self._stats().get("stragglers", []))
         if self._path is not None and (self._rank == 0 or "{rank}" in self._path):
             files.write(self._path.replace("{rank}", str(self._rank)), self._metrics.text())
 
@@ -143,17 +171,16 @@ class Communication(keras.callbacks.Callback):
             self._path = None
 
 
-def per_step(before: open_metrics.RankCounts, now: open_metrics.RankCounts) -> dict[str, float]:
-    """Returns the numbers of an epoch, given the counts at its begin and end; none, if it has no steps."""
-    steps = now.steps - before.steps
+def per_step(sums: np.ndarray, late: Mapping[int, float]) -> dict[str, float]:
+    """Returns the numbers of an epoch; none, if it has no steps.
+
+    Args:
+        sums: The number of its steps; seconds that they took, waited for others, and for their batches; bytes sent.
+        late: By rank, how many seconds its parts were late.
+    """
+    steps, seconds, exposed, inputs, sent = sums.tolist()
     if not steps:
         return {}
-    late = {rank: seconds - before.late_seconds.get(rank, 0.0) for rank, seconds in now.late_seconds.items()}
     slowest = max(late, key=lambda rank: late[rank], default=-1)
-    return {
-        "step_ms": 1e3 * (now.step_seconds - before.step_seconds) / steps,
-        "exposed_ms": 1e3 * (now.exposed_seconds - before.exposed_seconds) / steps,
-        "input_ms": 1e3 * (now.input_seconds - before.input_seconds) / steps,
-        "sent_bytes": (now.sent_bytes - before.sent_bytes) / steps,
-        "slowest_rank": slowest if late.get(slowest, 0.0) > 0 else -1,
-    }
+    return {"step_ms": 1e3 * seconds / steps, "exposed_ms": 1e3 * exposed / steps, "input_ms": 1e3 * inputs / steps,
+            "sent_bytes": sent / steps, "slowest_rank": slowest if late.get(slowest, 0.0) > 0 else -1}
