@@ -49,6 +49,8 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
     Name("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer._eval_epoch_iterator", _PAST),
     Name("keras.src.trainers.data_adapters.tf_dataset_adapter", "TFDatasetAdapter._dataset", _PAST),
     Name("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter._shuffle", _PAST),
+    *(Name("keras.src.backend.tensorflow.trainer", f"TFEpochIterator.{name}", "share rows anew in another epoch")
+      for name in ("_distribute_strategy", "_distributed_dataset")),
     Name("keras.src.trainers.trainer", "Trainer._get_metrics_result_or_logs", "add up metrics when they are read",
          ("self", "logs")),
     Name("keras.src.models.sequential", "Sequential._functional", "explain Sequential models by their inputs"),
@@ -170,6 +172,17 @@ def validation_iterator(model: Any) -> Any:
 def given_dataset(iterator: Any) -> "tf.data.Dataset | None":
     """Returns the dataset that `fit` was given, None if it was given something else."""
     return getattr(iterator.data_adapter, "_dataset", None)
+
+
+def distribute_anew(iterator: Any, distribute: "Callable[[tf.distribute.Strategy, tf.data.Dataset], tf.data.Dataset]",
+                    ) -> None:
+    """Gives an epoch iterator another dataset, which it reads from its next epoch on.
+
+    Args:
+        iterator: The iterator.
+        distribute: Returns the dataset, given the iterator's strategy and the dataset that it has.
+    """
+    iterator._distributed_dataset = distribute(iterator._distribute_strategy, iterator._distributed_dataset)
 
 
 def reads_arrays_in_order(iterator: Any) -> bool:

@@ -82,6 +82,11 @@ def values(structure: Any) -> Any:
                                  structure)
 
 
+def has_own_rows(dataset: tf.data.Dataset) -> bool:
+    """Whether the elements of a dataset have `OwnRows`."""
+    return any(isinstance(spec, OwnRows.Spec) for spec in tf.nest.flatten(dataset.element_spec))
+
+
 def specs(structure: Any) -> Any:
     """Returns the `tf.TypeSpec`s of elements with those of global batches in place of those of `OwnRows`."""
     def of_all(spec: tf.TypeSpec) -> tf.TypeSpec:

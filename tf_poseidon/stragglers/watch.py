@@ -87,6 +87,12 @@ class Watch:
             self._add()
             self._begun = None
 
+    def forget_windows(self) -> None:
+        """Notes that what was measured does not hold any more, since ranks have other rows."""
+        self.pause()
+        self._window = np.zeros_like(self._window)
+        self.history = dataclasses.replace(self.history, windows=())
+
     def values(self) -> list[dict[str, Any]]:
         """Returns the stragglers, as `strategy.stats` does."""
         return [{**dataclasses.asdict(each), "host": self.hosts[each.rank]} for each in self.history.stragglers]

@@ -75,6 +75,9 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
         self._num_datasets, self._method = 0, ""
         # By split dataset: the dataset of global batches that it was made from, None if there is none.
         self._split_datasets: weakref.WeakKeyDictionary[tf.data.Dataset, Any] = weakref.WeakKeyDictionary()
+        # By dataset of own rows: the dataset that it was made from, and the shares.
+        self._shared: weakref.WeakKeyDictionary[tf.data.Dataset, tuple[tf.data.Dataset, tuple[int, ...]]] = (
+            weakref.WeakKeyDictionary())
 
     @property
     def _ranks(self) -> Job:
@@ -244,13 +247,23 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
             return dataset
         if context.is_inside():
             dataset = self._split_datasets.get(dataset) or dataset
-            return dataset if dataset in self._split_datasets else datasets.global_dataset(
-                dataset, self._next_ranks(), self._ranks.communicator)
+            if dataset in self._split_datasets:
+                return dataset
+            distributed = datasets.global_dataset(dataset, self._next_ranks(), self._ranks.communicator)
+            if datasets.has_own_rows(distributed):
+                self._shared[distributed] = dataset, self.row_shares
+            return distributed
         if dataset in self._split_datasets:
             return dataset
         split = datasets.split_dataset(dataset, self._next_ranks(), self._ranks.communicator)
         self._split_datasets[split] = dataset
         return split
+
+    def with_present_shares(self, distributed: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns a dataset whose rows ranks share as they do now, in place of one that was distributed before."""
+        dataset, shares = self._shared.get(distributed, (None, ()))
+        return distributed if dataset is None or shares == self.row_shares else (
+            self._experimental_distribute_dataset(dataset, None))
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
                                            options: Any) -> tf.data.Dataset:

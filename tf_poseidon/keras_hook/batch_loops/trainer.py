@@ -252,8 +252,11 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
 
     @functools.wraps(function)
     def running(batches: Any) -> Any:
+        rows = datasets.usual_rows(batches)
+        if trains:
+            strategy.extended.job.row_shares.usual_rows = rows
         try:
-            with steps.current(datasets.usual_rows(batches)):
+            with steps.current(rows):
                 loop = reading.current(model, "train" if trains else "test")
                 if isinstance(batches, tf.data.Iterator):
                     building.build(model, datasets.specs(batches.element_spec), trains)
@@ -292,7 +295,10 @@ def _needs_keras_function(model: keras.Model, batches: Any) -> bool:
 
 
 def enumerate_iterator(original: Callable[..., Iterator[Any]], iterator: Any) -> Iterator[Any]:
-    """Reads past what was trained before, and lets threads free the iterators."""
+    """Reads rows as ranks share them now, past what was trained before, and lets threads free the iterators."""
+    with context.inside():
+        keras_compat.distribute_anew(iterator, lambda strategy, dataset: (
+            strategy.extended.with_present_shares(dataset) if is_ours(strategy) else dataset))
     return freeing.steps(resuming.enumerate_iterator(original, iterator))
 
 

@@ -22,6 +22,7 @@ from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.keras_hook.checkpoints import resuming
 from tf_poseidon.keras_hook.coordination import communication
 from tf_poseidon.keras_hook.coordination import comparing
+from tf_poseidon.keras_hook.coordination import rebalancing
 from tf_poseidon.keras_hook.coordination import summary
 from tf_poseidon.keras_hook.keras_objects import optimizers
 
@@ -170,6 +171,7 @@ class _Agree(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._agree("train")  # also waits until rank 0 has written its files of this epoch
         compare_state(self.model, f"the end of epoch {epoch + 1}")
+        rebalancing.after_epoch(self.model)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         self._agree("train")

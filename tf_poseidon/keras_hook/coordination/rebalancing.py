@@ -1,0 +1,38 @@
+"""Shares of global batches that follow the speeds of ranks, from epoch to epoch.
+
+Tests: tests/training/test_row_shares.py.
+"""
+
+import logging
+
+import keras
+
+from tf_poseidon.data import parts
+from tf_poseidon.job.joined_job import Job
+from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
+from tf_poseidon.stragglers import balancing
+from tf_poseidon.stragglers import watch
+
+_log = logging.getLogger("tf_poseidon")
+
+
+def after_epoch(model: keras.Model) -> None:
+    """Gives ranks other shares, if these are to be balanced and other ones promise faster steps.
+
+    All ranks have measured the same, and decide alike.
+    """
+    if not is_ours(model.distribute_strategy) or not model.distribute_strategy.extended.job.row_shares.is_balanced:
+        return
+    job: Job = model.distribute_strategy.extended.job
+    row_shares, watched = job.row_shares, watch.of(job)
+    # Where batches have no usual size, as if there were no remainders.
+    rows = row_shares.usual_rows or 1000 * sum(row_shares.current)
+    shares = balancing.balanced(watched.history.windows, parts.counts_of(rows, row_shares.current),
+                                lambda shares: parts.counts_of(rows, shares))
+    if shares is None:
+        return
+    row_shares.set(shares)
+    watched.forget_windows()
+    if job.rank == 0:
+        _log.warning("Ranks took unequally long for their rows of a batch; from the next epoch on they have %s of %s.",
+                     ", ".join(map(str, parts.counts_of(rows, shares))), rows)

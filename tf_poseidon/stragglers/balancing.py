@@ -1,0 +1,55 @@
+"""Which shares of a global batch ranks should have, given how long they took for theirs. No exchanges in here.
+
+A rank that takes t seconds for n rows is taken to make n / t rows a second. What a step costs besides its rows makes a
+rank with few rows look slower than it is; with new shares that shows, and the next decision is nearer to the best one.
+
+Input is made ahead, while a rank computes and waits for others. So where the slowest rank waits for its input, how long
+the others need for theirs is not seen: at most the whole step, since they have it in time. Each is taken to need at
+least half of it. So the slowest rank's rows become fewer by half at most in one decision, and none is overloaded.
+
+Tests: tests/unit/test_balancing.py.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import statistics
+
+from tf_poseidon.stragglers.judgement import Window
+
+# New shares must promise steps that are shorter by this part: datasets are made anew for them.
+LEAST_GAIN = 0.05
+# Of fewer steps, no shares follow; one window alone may hold a checkpoint.
+LEAST_STEPS, LEAST_WINDOWS = 10, 2
+_WAITS_FOR_INPUT = 0.2  # a rank that does so for this part of its time
+_MOST_SHARE = 1000
+
+
+def balanced(windows: Sequence[Window], counts: Sequence[int], divide: Callable[[Sequence[int]], Sequence[int]],
+             ) -> tuple[int, ...] | None:
+    """Returns shares by which all ranks would take as long; None if that would gain too little, or is not known yet.
+
+    Args:
+        windows: What ranks have measured with the present shares.
+        counts: By rank, the rows of a usual batch that it had.
+        divide: Returns the rows of each rank, given shares.
+    """
+    if len(windows) < LEAST_WINDOWS or sum(window.steps for window in windows) < LEAST_STEPS or 0 in counts:
+        return None
+    def of_step(seconds: Callable[[Window], float]) -> float:
+        return statistics.median(seconds(window) / window.steps for window in windows)
+
+    ranks = range(len(counts))
+    seconds = [of_step(lambda window, rank=rank: window.seconds - window.waiting[rank]) for rank in ranks]
+    inputs = [of_step(lambda window, rank=rank: window.inputs[rank]) for rank in ranks]
+    slowest = seconds.index(max(seconds))
+    if inputs[slowest] > _WAITS_FOR_INPUT * seconds[slowest]:
+        seconds = [max(took, of_step(lambda window: window.seconds) / 2) for took in seconds]
+    if min(seconds) <= 0:
+        return None
+    speeds = [count / took for count, took in zip(counts, seconds, strict=True)]
+    shares = tuple(max(1, round(_MOST_SHARE * speed / max(speeds))) for speed in speeds)
+    expected = max(count / speed for count, speed in zip(divide(shares), speeds, strict=True))
+    # Noise: by how much the slowest rank's time differs between windows, which a gain must exceed.
+    noise = statistics.median(abs((window.seconds - window.waiting[slowest]) / window.steps - seconds[slowest])
+                              for window in windows)
+    return shares if expected < (1 - LEAST_GAIN) * seconds[slowest] - noise else None
