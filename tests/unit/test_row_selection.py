@@ -1,7 +1,7 @@
 """Datasets of which each rank makes its own rows: element by element, what one process reads."""
 
-import collections
 import contextlib
+import gc
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.one_process import row_maps
 
 Dataset = tf.data.Dataset
-SHARES = ((1, 1), (3, 1, 1, 2, 1))
+SIZES = (2, 5)
 
 
 @contextlib.contextmanager
@@ -33,47 +33,40 @@ def values(element):
     return [np.asarray(tensor) for tensor in tf.nest.flatten(element)]
 
 
-def check(build, shares, epochs=1, most=50, is_independent=False):
-    """Checks that the rows of all ranks are the batches of one process; returns the report of the last rank.
+def check(build, size, epochs=1, most=50, is_independent=False, ranks=None, by_rows=row_maps.by_rows):
+    """Checks that the rows of ranks are those of the batches of one process; returns the report of the last rank.
 
     Args:
         build: Returns a dataset, always the same.
-        shares: By rank.
+        size: Number of ranks.
         epochs: How many iterators are made of each.
         most: How many batches are compared.
-        is_independent: Same as in `row_selection.Ranks`.
+        is_independent, by_rows: Same as in `row_selection.Ranks`.
+        ranks: The ranks whose rows are compared, None for all.
     """
     whole = build()
     expected = [[values(batch) for batch in whole.take(most)] for _ in range(epochs)]
-    found = []
     with job_of_one():
-        for rank in range(len(shares)):
-            dataset = build()
-            selected, report = row_selection.select(dataset, row_selection.Ranks(
-                rank, shares, "data", is_independent, row_maps.by_rows))
+        for rank in range(size) if ranks is None else ranks:
+            selected, report = row_selection.select(build(), row_selection.Ranks(
+                rank, size, "data", is_independent, by_rows))
             assert (selected is not None) == report.is_divided
             if selected is None:
                 return report
-            assert selected.dataset.element_spec[1] is not None and selected.dataset.cardinality() == whole.cardinality()
+            gc.collect()  # the user's dataset
+            assert selected.dataset.cardinality() == whole.cardinality()
             tf.nest.assert_same_structure(selected.dataset.element_spec[1], whole.element_spec)
-            found.append([[(part.numpy(), values(batch)) for part, batch in selected.dataset.take(most)]
-                          for _ in range(epochs)])
-    for epoch, batches in enumerate(expected):
-        for rank in range(len(shares)):
-            assert len(found[rank][epoch]) == len(batches), (epoch, rank)
-        for number, batch in enumerate(batches):
-            total = len(batch[0])
-            for i, tensor in enumerate(batch):
-                rows = []
-                for rank in range(len(shares)):
-                    part, own = found[rank][epoch][number]
-                    first, count = parts_lib.of_rank(total, rank, shares)
+            for epoch, batches in enumerate(expected):
+                found = [(part.numpy(), values(batch)) for part, batch in selected.dataset.take(most)]
+                assert len(found) == len(batches), (epoch, rank)
+                for number, ((part, own), batch) in enumerate(zip(found, batches, strict=True)):
+                    total = len(batch[0])
+                    first, count = parts_lib.of_rank(total, rank, size)
                     assert part.tolist() == [total, first if count else 0, count]
-                    assert len(own[i]) == max(count, 1)
-                    rows.append(own[i][:count])
-                    if not count:
-                        np.testing.assert_array_equal(own[i], tensor[:1])  # a padding row
-                np.testing.assert_array_equal(np.concatenate(rows), tensor, err_msg=f"epoch {epoch}, batch {number}")
+                    for tensor, of_rank in zip(batch, own, strict=True):
+                        np.testing.assert_array_equal(  # a rank without rows has the first one
+                            of_rank, tensor[first:first + count] if count else tensor[:1],
+                            err_msg=f"rank {rank}, epoch {epoch}, batch {number}")
     return report
 
 
@@ -174,7 +167,6 @@ DIVIDED = {
     "options": lambda: Dataset.range(23).map(double).batch(6).with_options(tf.data.Options()).prefetch(1),
     "map of batches": lambda: Dataset.range(23).map(pair).batch(6).map(scaled, tf.data.AUTOTUNE).prefetch(1),
     "only maps of batches": lambda: Dataset.range(23).shuffle(9, seed=1).batch(6).map(double).map(shaped),
-    "map of small batches": lambda: Dataset.range(11).map(pair).batch(2).map(scaled),
     "layers": lambda: Dataset.range(23).map(pair).batch(6).map(lambda parts: (RESCALING(parts["x"]), parts["y"][0])),
     "rows of a batch that is larger": lambda: Dataset.range(23).map(double).batch(100),
     "rows one by one": lambda: Dataset.range(5).map(double).batch(1),
@@ -182,8 +174,8 @@ DIVIDED = {
 }
 
 
-@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("build", DIVIDED.values(), ids=DIVIDED)
-def test_each_rank_makes_its_own_rows(build, shares):
-    report = check(build, shares, epochs=2)
+def test_each_rank_makes_its_own_rows(build, size):
+    report = check(build, size, epochs=2)
     assert report.is_divided, report

@@ -483,8 +483,10 @@ def _structured(rows: tf.data.Dataset, dataset: tf.data.Dataset) -> tf.data.Data
 
     result = rows.map(_unconverted(structured)).with_options(dataset.options())
     cardinality = dataset.cardinality()
-    return result if cardinality == tf.data.UNKNOWN_CARDINALITY else result.apply(
-        tf.data.experimental.assert_cardinality(cardinality))
+    if cardinality != tf.data.UNKNOWN_CARDINALITY:
+        result = result.apply(tf.data.experimental.assert_cardinality(cardinality))
+    result.made_of = dataset  # with which seeds of shuffle, and what functions have captured, would be freed
+    return result
 
 
 def _report(ordered: Sequence[tf.data.Dataset], obstacles: Mapping[int, str], done: Sequence[tf.data.Dataset],

@@ -66,11 +66,11 @@ def _divided(function: tf.types.experimental.ConcreteFunction, size: int) -> Row
         return f"its function has {named} that needs all rows of a batch; map it in front of batch"
     concrete = RankGraphs(partition).marked("")
 
-    def by_rows(part: tf.Tensor, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-        # A padding row is mapped like another: outputs of a partitioned function have none.
-        return tf.nest.flatten(concrete(*tensors, tf.stack([part[0], part[1], tf.maximum(part[2], 1)])))
+    def own_rows(part: tf.Tensor, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+        # A rank without rows has the first one of the batch for padding, and keeps it.
+        return tf.nest.flatten(concrete(*tensors, tf.concat([part[:2], tf.maximum(part[2:], 1)], 0)))
 
-    return by_rows
+    return own_rows
 
 
 def _keeps_rows(traced: tf.types.experimental.ConcreteFunction) -> bool:
