@@ -33,6 +33,11 @@ def values(element):
     return [np.asarray(tensor) for tensor in tf.nest.flatten(element)]
 
 
+def read(dataset, epochs, most=50):
+    """Returns the batches of each epoch: what one process reads."""
+    return [[values(batch) for batch in dataset.take(most)] for _ in range(epochs)]
+
+
 def check(build, size, epochs=1, most=50, is_independent=False, ranks=None, by_rows=row_maps.by_rows):
     """Checks that the rows of ranks are those of the batches of one process; returns the report of the last rank.
 
@@ -45,7 +50,7 @@ def check(build, size, epochs=1, most=50, is_independent=False, ranks=None, by_r
         ranks: The ranks whose rows are compared, None for all.
     """
     whole = build()
-    expected = [[values(batch) for batch in whole.take(most)] for _ in range(epochs)]
+    expected = read(whole, epochs, most)
     with job_of_one():
         for rank in range(size) if ranks is None else ranks:
             selected, report = row_selection.select(build(), row_selection.Ranks(
@@ -53,7 +58,7 @@ def check(build, size, epochs=1, most=50, is_independent=False, ranks=None, by_r
             assert (selected is not None) == report.is_divided
             if selected is None:
                 return report
-            gc.collect()  # the user's dataset
+            gc.collect(1)  # the user's dataset
             assert selected.dataset.cardinality() == whole.cardinality()
             tf.nest.assert_same_structure(selected.dataset.element_spec[1], whole.element_spec)
             for epoch, batches in enumerate(expected):
@@ -127,6 +132,7 @@ DIVIDED = {
     "shuffled once": lambda: Dataset.range(23).map(double).shuffle(9, seed=1, reshuffle_each_iteration=False).batch(6),
     "repeated": lambda: Dataset.range(7).map(double).repeat(3).batch(4),
     "repeated, shuffled": lambda: Dataset.range(7).shuffle(4, seed=2).repeat(3).map(double).shuffle(3, seed=4).batch(4),
+    "repeated behind a map that is shuffled": lambda: Dataset.range(7).shuffle(4, seed=2).map(double).repeat(3).batch(4),
     "repeated for ever": lambda: Dataset.range(7).map(double).repeat().batch(4),
     "batches repeated": lambda: Dataset.range(7).map(double).batch(4).repeat(3),
     "batches repeated for ever": lambda: Dataset.range(7).map(double).batch(4, drop_remainder=True).repeat(),
@@ -168,6 +174,7 @@ DIVIDED = {
     "map of batches": lambda: Dataset.range(23).map(pair).batch(6).map(scaled, tf.data.AUTOTUNE).prefetch(1),
     "only maps of batches": lambda: Dataset.range(23).shuffle(9, seed=1).batch(6).map(double).map(shaped),
     "layers": lambda: Dataset.range(23).map(pair).batch(6).map(lambda parts: (RESCALING(parts["x"]), parts["y"][0])),
+    "fewer rows than ranks": lambda: Dataset.range(9).map(pair).batch(4).map(scaled).map(lambda x, y: x + y[:, 0]),
     "rows of a batch that is larger": lambda: Dataset.range(23).map(double).batch(100),
     "rows one by one": lambda: Dataset.range(5).map(double).batch(1),
     "no batch at all": lambda: Dataset.range(0).map(double).batch(4),

@@ -250,8 +250,8 @@ class _Selection:
         method = tf_compat.transformation(dataset)[0]
         if method == "shuffle" and isinstance(stream, _Elements) and stream.later and _bytes(dataset) > _MOST_COPIED:
             return "its data are too large to be copied; shuffle in front of map"
-        move = (lambda rows: _shuffled(rows, dataset, how)) if method == "shuffle" else (
-            lambda rows: getattr(rows, method)(**how))
+        moves = {"shuffle": lambda rows: _shuffled(rows, dataset, how), "repeat": lambda rows: _repeated(rows, dataset, how)}
+        move = moves.get(method, lambda rows: getattr(rows, method)(**how))
         if isinstance(stream, _Batches):
             return _with(stream, dataset, move)
         stream = self._behind_cache(stream, dataset)
@@ -275,14 +275,16 @@ class _Selection:
     def _zipped_batches(self, dataset: tf.data.Dataset, streams: Sequence[_Batches]) -> _Stream | str:
         if len({stream.batch_size for stream in streams}) > 1:
             return "it reads batches of different sizes; zip in front of batch"
-        widths = [len(tf_compat.flat_specs(read)) for read in tf_compat.inputs_of(dataset)]
+
+        def joined(*each: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+            same = [tf.debugging.assert_equal(part, each[0][0], (
+                "The parts of a batch must have the same first dimension, but zip joins batches of different sizes.")) for part, *_ in each[1:]]
+            with tf.control_dependencies(same):
+                return (tf.identity(each[0][0]), *(tensor for _, *tensors in each for tensor in tensors))
 
         def rows() -> tf.data.Dataset:
-            zipped = tf.data.Dataset.zip(tuple(stream.rows() for stream in streams))
-            return zipped.map(_unconverted(lambda *each: (each[0][0], *(
-                tensor for part_and_tensors in each for tensor in part_and_tensors[1:]))))
+            return tf.data.Dataset.zip(tuple(stream.rows() for stream in streams)).map(_unconverted(joined))
 
-        assert len(widths) == len(streams)
         return _Batches(rows, streams[0].batch_size, (*(each for stream in streams for each in stream.done), dataset))
 
     def _concatenate(self, dataset: tf.data.Dataset, how: Mapping[str, Any], *streams: _Stream) -> _Stream | str:
@@ -430,6 +432,17 @@ def _shuffled(rows: tf.data.Dataset, shuffle: tf.data.Dataset, how: Mapping[str,
         input_dataset=tf.data.experimental.to_variant(rows), buffer_size=how["buffer_size"], seed=how["seed"],
         seed2=how["seed2"], seed_generator=_seed_generator(shuffle), output_types=types, output_shapes=shapes,
         reshuffle_each_iteration=how["reshuffle_each_iteration"]), rows.element_spec)
+
+
+def _repeated(rows: tf.data.Dataset, repeat: tf.data.Dataset, how: Mapping[str, Any]) -> tf.data.Dataset:
+    """Returns rows repeated as a dataset repeats its own.
+
+    TensorFlow's optimizer joins `repeat` with `shuffle` right before it to one dataset, which takes other seeds: where a
+    map stood between them, there are options now.
+    """
+    before, = tf_compat.inputs_of(repeat)
+    is_joined = tf_compat.transformation(before)[0] == "shuffle"
+    return (rows if is_joined else rows.with_options(tf.data.Options())).repeat(**how)
 
 
 def _seed_generator(shuffle: tf.data.Dataset) -> tf.Tensor:
