@@ -18,6 +18,7 @@ Tests: tests/unit/test_row_selection.py, tests/training/test_own_rows.py.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -40,6 +41,7 @@ _HARMLESS = frozenset((
     "LookupTableFindV2", "LookupTableSizeV2", "StatefulPartitionedCall", "If", "While", "Case", "Placeholder"))
 # Datasets whose data, in bytes, would be copied to find how they shuffle: more is not worth it.
 _MOST_COPIED = 1 << 28
+_BATCHES = ("batch", "padded_batch")
 _MOVES = frozenset(("repeat", "shard", "shuffle", "skip", "take"))
 
 
@@ -104,10 +106,12 @@ class _Elements:
     Attributes:
         base: Returns a dataset that has as many, as tuples of tensors.
         later: What is done with each of these.
+        obstacles: By identity of a dataset: why what it reads is made for all rows.
     """
 
     base: Callable[[], tf.data.Dataset]
     later: tuple[_Later, ...] = ()
+    obstacles: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +132,21 @@ class _Batches:
 _Stream = _Elements | _Batches
 
 
+@dataclasses.dataclass(frozen=True)
+class _Views:
+    """A dataset as others may take it.
+
+    Attributes:
+        elements: For one that makes batches of its elements, which may be batches themselves.
+        batches: For any other one; None if it has no batches of which a rank makes its rows alone.
+        obstacles: Of its batches, as in `_Elements`; or why it has none.
+    """
+
+    elements: _Elements
+    batches: _Batches | None
+    obstacles: Mapping[int, str]
+
+
 def select(dataset: tf.data.Dataset, ranks: Ranks) -> tuple[Selected | None, input_report.InputReport]:
     """Returns the dataset of this rank's rows, and what it runs for which rows.
 
@@ -140,20 +159,19 @@ def select(dataset: tf.data.Dataset, ranks: Ranks) -> tuple[Selected | None, inp
     """
     ordered = _in_order(dataset)
     selection = _Selection(ranks)
-    streams: dict[int, _Stream] = {}
+    views: dict[int, _Views] = {}
     for each in ordered:
-        streams[id(each)] = selection.describe(each, [streams[id(read)] for read in tf_compat.inputs_of(each)])
-    result = streams[id(dataset)]
-    is_shuffled_twice = _shuffles_for_two(ordered)
-    if is_shuffled_twice:
-        selection.obstacles[id(is_shuffled_twice)] = (
+        views[id(each)] = selection.describe(each, [views[id(read)] for read in tf_compat.inputs_of(each)])
+    batches, obstacles = views[id(dataset)].batches, dict(views[id(dataset)].obstacles)
+    if is_shuffled_twice := _shuffles_for_two(ordered):
+        obstacles[id(is_shuffled_twice)] = (
             "two datasets read it, and what one of them reads changes what the other does; make one for each")
-    elif isinstance(result, _Batches) and (text := _refused_types(dataset)):
-        selection.obstacles[id(dataset)] = text
-    elif isinstance(result, _Batches) and any(tf_compat.transformation(each)[0] == "map" for each in result.done):
-        return (Selected(_structured(result.rows(), dataset), result.batch_size),
-                _report(ordered, selection.obstacles, result.done, result.batch_size))
-    return None, _report(ordered, selection.obstacles, (), None)
+    elif batches is not None and (text := _refused_types(dataset)):
+        obstacles[id(dataset)] = text
+    elif batches is not None and any(tf_compat.transformation(each)[0] == "map" for each in batches.done):
+        return (Selected(_structured(batches.rows(), dataset), batches.batch_size),
+                _report(ordered, obstacles, batches.done, batches.batch_size))
+    return None, _report(ordered, obstacles, (), None)
 
 
 def _in_order(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
@@ -199,29 +217,37 @@ def _refused_types(dataset: tf.data.Dataset) -> str:
 
 
 class _Selection:
-    """Rules by which datasets are described.
-
-    Attributes:
-        obstacles: By identity of a dataset: why what it reads is made for all rows.
-    """
+    """Rules by which datasets are described."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self.obstacles: dict[int, str] = {}
         self._ranks = ranks
 
-    def describe(self, dataset: tf.data.Dataset, streams: Sequence[_Stream]) -> _Stream:
-        """Returns the stream of a dataset, given those that it reads."""
+    def describe(self, dataset: tf.data.Dataset, reads: Sequence[_Views]) -> _Views:
+        """Returns the views of a dataset, given those of the ones that it reads."""
         method, how = tf_compat.transformation(dataset)
         if method == "options":  # of the graph: they are given to the result
-            return streams[0]
-        rule = getattr(self, f"_{method}", self._moved if method in _MOVES else None)
-        found = rule(dataset, how, *streams) if rule is not None else (
-            "which elements it makes may depend on all that it reads; do what is expensive behind it")
-        if not isinstance(found, str):
-            return found
-        if found and any(isinstance(stream, _Batches) or stream.later for stream in streams):
-            self.obstacles[id(dataset)] = found
-        return _Elements(lambda: _flat(dataset))
+            return reads[0]
+        rule = getattr(self, f"_{method}", self._moved if method in _MOVES else _without_rule)
+        of_elements = [read.elements for read in reads]
+        of_batches = [read.batches for read in reads if read.batches is not None]
+        below = _united(stream.obstacles for stream in of_elements)
+        found: _Stream | str | None
+        if method in _BATCHES:
+            elements: _Stream | str = "its batches are elements of other ones; do what is expensive behind it"
+            found = rule(dataset, how, *of_elements)
+            obstacles = below
+        else:
+            elements = rule(dataset, how, *of_elements)
+            found = rule(dataset, how, *of_batches) if of_batches and len(of_batches) == len(reads) else None
+            obstacles = _united(read.obstacles for read in reads)
+        if isinstance(elements, str):
+            is_obstacle = elements and any(stream.later for stream in of_elements)
+            elements = _Elements(lambda: _flat(dataset), (), {id(dataset): elements} if is_obstacle else below)
+        assert isinstance(elements, _Elements)
+        if isinstance(found, str):
+            obstacles = {id(dataset): found}
+        return _Views(elements, found if isinstance(found, _Batches) else None, obstacles or (
+            elements.obstacles if found is None else {}))
 
     # A rule returns a stream, or why there is none, "" if there is nothing to move.
 
@@ -232,8 +258,7 @@ class _Selection:
             return by_rows if isinstance(by_rows, str) else _with(stream, dataset, lambda rows: _mapped(
                 rows, lambda part, *tensors: (part, *by_rows(part, *tensors)), how))
         if reason:
-            self.obstacles[id(dataset)] = reason
-            return ""
+            return _Elements(lambda: _flat(dataset), (), {id(dataset): reason})
         return dataclasses.replace(stream, later=(*stream.later, _Later("map", dataset)))
 
     def _prefetch(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
@@ -248,29 +273,31 @@ class _Selection:
 
     def _moved(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
         method = tf_compat.transformation(dataset)[0]
-        if method == "shuffle" and isinstance(stream, _Elements) and stream.later and _bytes(dataset) > _MOST_COPIED:
+        if method == "shuffle" and (isinstance(stream, _Batches) or stream.later) and _bytes(dataset) > _MOST_COPIED:
             return "its data are too large to be copied; shuffle in front of map"
-        moves = {"shuffle": lambda rows: _shuffled(rows, dataset, how), "repeat": lambda rows: _repeated(rows, dataset, how)}
-        move = moves.get(method, lambda rows: getattr(rows, method)(**how))
+
+        def move(rows: tf.data.Dataset) -> tf.data.Dataset:
+            if method == "shuffle":
+                return _shuffled(rows, dataset, how)
+            return _repeated(rows, dataset, how) if method == "repeat" else getattr(rows, method)(**how)
+
         if isinstance(stream, _Batches):
             return _with(stream, dataset, move)
         stream = self._behind_cache(stream, dataset)
-        return _Elements(lambda: move(stream.base()), stream.later) if stream.later else ""
+        return dataclasses.replace(stream, base=lambda: move(stream.base())) if stream.later or stream.obstacles else ""
 
     def _zip(self, dataset: tf.data.Dataset, how: Mapping[str, Any], *streams: _Stream) -> _Stream | str:
         del how
-        if all(isinstance(stream, _Batches) for stream in streams):
-            return self._zipped_batches(dataset, streams)
-        if any(isinstance(stream, _Batches) for stream in streams):
-            return "not all that it reads are batches; zip in front of batch"
-        elements = [self._behind_cache(stream, dataset) for stream in streams]
+        if batches := [stream for stream in streams if isinstance(stream, _Batches)]:
+            return self._zipped_batches(dataset, batches)
+        elements = [self._behind_cache(stream, dataset) for stream in streams if isinstance(stream, _Elements)]
         later: list[_Later] = []
         begin = 0
         for stream, read in zip(elements, tf_compat.inputs_of(dataset), strict=True):
             later += [dataclasses.replace(each, begin=each.begin + begin) for each in stream.later]
             begin += len(tf_compat.flat_specs(read))
         return _Elements(lambda: _flat(tf.data.Dataset.zip(tuple(stream.base() for stream in elements))),
-                         tuple(later)) if later else ""
+                         tuple(later), _united(stream.obstacles for stream in elements)) if later else ""
 
     def _zipped_batches(self, dataset: tf.data.Dataset, streams: Sequence[_Batches]) -> _Stream | str:
         if len({stream.batch_size for stream in streams}) > 1:
@@ -278,7 +305,8 @@ class _Selection:
 
         def joined(*each: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
             same = [tf.debugging.assert_equal(part, each[0][0], (
-                "The parts of a batch must have the same first dimension, but zip joins batches of different sizes.")) for part, *_ in each[1:]]
+                "The parts of a batch must have the same first dimension, but zip joins batches of different sizes."))
+                    for part, *_ in each[1:]]
             with tf.control_dependencies(same):
                 return (tf.identity(each[0][0]), *(tensor for _, *tensors in each for tensor in tensors))
 
@@ -295,14 +323,14 @@ class _Selection:
                             (*first.done, *second.done, dataset))
         return "what is done with the elements of one is not done with those of the other; map behind it"
 
-    def _batch(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
+    def _batch(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Elements) -> _Batches | str:
         def batched(rows: tf.data.Dataset, count: int) -> tf.data.Dataset:
             return rows.batch(count, how["drop_remainder"], num_parallel_calls=how.get("num_parallel_calls"),
                               deterministic=True if "num_parallel_calls" in how else None)
 
         return self._batched(dataset, how, stream, batched)
 
-    def _padded_batch(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
+    def _padded_batch(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Elements) -> _Batches | str:
         shapes = [shape.numpy() for shape in tf.nest.flatten(how["padded_shapes"])]
         if any((shape < 0).any() for shape in shapes):
             return ("it pads to the longest row of a batch, which is known when all of them are made; give "
@@ -316,11 +344,9 @@ class _Selection:
 
         return self._batched(dataset, how, stream, batched)
 
-    def _batched(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream,
-                 batched: Callable[[tf.data.Dataset, int], tf.data.Dataset]) -> _Stream | str:
+    def _batched(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Elements,
+                 batched: Callable[[tf.data.Dataset, int], tf.data.Dataset]) -> _Batches | str:
         """Returns the batches that `batched` makes of chosen elements."""
-        if isinstance(stream, _Batches):
-            return "it makes batches of batches"
         if any(not isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
             return "its batches are not dense tensors; make them dense in front of it"
         batch_size, drops = how["batch_size"], how["drop_remainder"]
@@ -352,10 +378,9 @@ class _Selection:
         if not caches:
             return stream
         cached = stream.later[caches[-1]].dataset
-        self.obstacles[id(cached)] = (
-            f"'{tf_compat.transformation(dataset)[0]}' behind it gives other ranks' rows in the next epoch; cache "
-            "batches, or leave cache out")
-        return _Elements(lambda: _flat(cached), stream.later[caches[-1] + 1:])
+        reason = (f"'{tf_compat.transformation(dataset)[0]}' behind it gives other ranks' rows in the next epoch; "
+                  "cache batches, or leave cache out")
+        return _Elements(lambda: _flat(cached), stream.later[caches[-1] + 1:], {id(cached): reason})
 
     def _file(self, name: bytes) -> str:
         """Returns the file of a cache: each rank has its own."""
@@ -363,6 +388,14 @@ class _Selection:
         ranks = self._ranks
         shares = "" if len(set(ranks.shares)) == 1 else "." + "-".join(map(str, ranks.shares))
         return f"{text}.rank{ranks.rank}of{ranks.size}{shares}" if text else ""
+
+
+def _without_rule(*_: Any) -> str:
+    return "which elements it makes may depend on all that it reads; do what is expensive behind it"
+
+
+def _united(obstacles: Iterable[Mapping[int, str]]) -> dict[int, str]:
+    return {identity: text for each in obstacles for identity, text in each.items()}
 
 
 def _mapped(rows: tf.data.Dataset, function: Callable[..., tuple[tf.Tensor, ...]],
@@ -437,8 +470,8 @@ def _shuffled(rows: tf.data.Dataset, shuffle: tf.data.Dataset, how: Mapping[str,
 def _repeated(rows: tf.data.Dataset, repeat: tf.data.Dataset, how: Mapping[str, Any]) -> tf.data.Dataset:
     """Returns rows repeated as a dataset repeats its own.
 
-    TensorFlow's optimizer joins `repeat` with `shuffle` right before it to one dataset, which takes other seeds: where a
-    map stood between them, there are options now.
+    TensorFlow's optimizer joins `repeat` with `shuffle` right before it to one dataset, which takes other seeds: where
+    a map stood between them, there are options now.
     """
     before, = tf_compat.inputs_of(repeat)
     is_joined = tf_compat.transformation(before)[0] == "shuffle"
@@ -457,7 +490,7 @@ def _seed_generator(shuffle: tf.data.Dataset) -> tf.Tensor:
     def generator() -> tf.Tensor:
         return tf.import_graph_def(graph_pb2.GraphDef(node=[constant]), return_elements=[f"{constant.name}:0"])[0]
 
-    return generator()
+    return generator.get_concrete_function()()  # called itself, it would warn that it is traced often
 
 
 def _bytes(dataset: tf.data.Dataset) -> int:
@@ -516,7 +549,8 @@ def _name(dataset: tf.data.Dataset) -> str:
     if method != "map":
         return method or re.sub(r"^_|Dataset(V\d)?$", "", type(dataset).__name__)
     name = how["map_func"].function.name
-    return f"map ({re.sub(r'^__inference_(Dataset_map_)?|_[0-9]+$', '', name.decode() if isinstance(name, bytes) else name)})"
+    text = name.decode() if isinstance(name, bytes) else name
+    return f"map ({re.sub(r'^__inference_(Dataset_map_)?|_[0-9]+$', '', text)})"
 
 
 def _unconverted(function: Any) -> Any:
