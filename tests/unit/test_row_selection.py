@@ -14,7 +14,7 @@ from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.one_process import row_maps
 
 Dataset = tf.data.Dataset
-SIZES = (2, 5)
+SHARES = ((1, 1), (3, 1, 1, 2, 1))
 
 
 @contextlib.contextmanager
@@ -38,12 +38,12 @@ def read(dataset, epochs, most=50):
     return [[values(batch) for batch in dataset.take(most)] for _ in range(epochs)]
 
 
-def check(build, size, epochs=1, most=50, is_independent=False, ranks=None, by_rows=row_maps.by_rows):
+def check(build, shares, epochs=1, most=50, is_independent=False, ranks=None, by_rows=row_maps.by_rows):
     """Checks that the rows of ranks are those of the batches of one process; returns the report of the last rank.
 
     Args:
         build: Returns a dataset, always the same.
-        size: Number of ranks.
+        shares: By rank.
         epochs: How many iterators are made of each.
         most: How many batches are compared.
         is_independent, by_rows: Same as in `row_selection.Ranks`.
@@ -52,9 +52,9 @@ def check(build, size, epochs=1, most=50, is_independent=False, ranks=None, by_r
     whole = build()
     expected = read(whole, epochs, most)
     with job_of_one():
-        for rank in range(size) if ranks is None else ranks:
+        for rank in range(len(shares)) if ranks is None else ranks:
             selected, report = row_selection.select(build(), row_selection.Ranks(
-                rank, size, "data", is_independent, by_rows))
+                rank, shares, "data", is_independent, by_rows))
             assert (selected is not None) == report.is_divided
             if selected is None:
                 return report
@@ -66,7 +66,7 @@ def check(build, size, epochs=1, most=50, is_independent=False, ranks=None, by_r
                 assert len(found) == len(batches), (epoch, rank)
                 for number, ((part, own), batch) in enumerate(zip(found, batches, strict=True)):
                     total = len(batch[0])
-                    first, count = parts_lib.of_rank(total, rank, size)
+                    first, count = parts_lib.of_rank(total, rank, shares)
                     assert part.tolist() == [total, first if count else 0, count]
                     for tensor, of_rank in zip(batch, own, strict=True):
                         np.testing.assert_array_equal(  # a rank without rows has the first one
@@ -181,8 +181,8 @@ DIVIDED = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shares", SHARES, ids=str)
 @pytest.mark.parametrize("build", DIVIDED.values(), ids=DIVIDED)
-def test_each_rank_makes_its_own_rows(build, size):
-    report = check(build, size, epochs=2)
+def test_each_rank_makes_its_own_rows(build, shares):
+    report = check(build, shares, epochs=2)
     assert report.is_divided, report

@@ -48,6 +48,18 @@ def with_first_compared(index: tf.Tensor, batch: Any, site: str, what: str) -> A
             leaf, [next(same) for _ in tf.nest.flatten(leaf, expand_composites=True)], expand_composites=True), batch)
 
 
+def with_elements_compared(index: tf.Tensor, rows: tf.Tensor, elements: tf.Tensor, site: str, what: str) -> tf.Tensor:
+    """Returns what says of which elements a batch is made; ends the job unless the first one's are those of rank 0.
+
+    Args:
+        index, site, what: As in `with_first_compared`.
+        rows: How many elements, a scalar int64.
+        elements: [4] int64 that depend on them.
+    """
+    compared, = ops.compare_first(index, rows, [elements], 0, _texts(what), site)
+    return compared
+
+
 def _described(batch: Any) -> tuple[tf.Tensor, list[tf.Tensor], int]:
     """Returns (the rows of a batch, -1 without any, its tensors, a digest of how they belong together)."""
     leaves = _leaves(batch)

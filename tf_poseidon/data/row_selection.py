@@ -41,6 +41,7 @@ _HARMLESS = frozenset((
     "LookupTableFindV2", "LookupTableSizeV2", "StatefulPartitionedCall", "If", "While", "Case", "Placeholder"))
 # Datasets whose data, in bytes, would be copied to find how they shuffle: more is not worth it.
 _MOST_COPIED = 1 << 28
+_PART, _FINGERPRINT = 3, 4  # numbers in a tag
 _BATCHES = ("batch", "padded_batch")
 _MOVES = frozenset(("repeat", "shard", "shuffle", "skip", "take"))
 
@@ -119,7 +120,8 @@ class _Batches:
     """Batches of which a rank has its rows.
 
     Attributes:
-        rows: Returns a dataset of tuples: the part, and the tensors of a batch.
+        rows: Returns a dataset of tuples: a tag, and the tensors of a batch. A tag is the part, and the fingerprint of
+            what the batch was made of if it was the first one, else zeros: ranks compare it when they take the batch.
         batch_size: Rows of every global batch except possibly the last.
         done: The user's datasets that run for a rank's rows alone.
     """
@@ -169,7 +171,7 @@ def select(dataset: tf.data.Dataset, ranks: Ranks) -> tuple[Selected | None, inp
     elif batches is not None and (text := _refused_types(dataset)):
         obstacles[id(dataset)] = text
     elif batches is not None and any(tf_compat.transformation(each)[0] == "map" for each in batches.done):
-        return (Selected(_structured(batches.rows(), dataset), batches.batch_size),
+        return (Selected(_structured(batches.rows(), dataset, ranks.name), batches.batch_size),
                 _report(ordered, obstacles, batches.done, batches.batch_size))
     return None, _report(ordered, obstacles, (), None)
 
@@ -256,7 +258,7 @@ class _Selection:
         if isinstance(stream, _Batches):
             by_rows = reason or self._ranks.by_rows(how["map_func"].function, self._ranks.size)
             return by_rows if isinstance(by_rows, str) else _with(stream, dataset, lambda rows: _mapped(
-                rows, lambda part, *tensors: (part, *by_rows(part, *tensors)), how))
+                rows, lambda tag, *tensors: (tag, *by_rows(tag[:_PART], *tensors)), how))
         if reason:
             return _Elements(lambda: _flat(dataset), (), {id(dataset): reason})
         return dataclasses.replace(stream, later=(*stream.later, _Later("map", dataset)))
@@ -304,9 +306,9 @@ class _Selection:
             return "it reads batches of different sizes; zip in front of batch"
 
         def joined(*each: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
-            same = [tf.debugging.assert_equal(part, each[0][0], (
+            same = [tf.debugging.assert_equal(tag[:_PART], each[0][0][:_PART], (
                 "The parts of a batch must have the same first dimension, but zip joins batches of different sizes."))
-                    for part, *_ in each[1:]]
+                    for tag, *_ in each[1:]]
             with tf.control_dependencies(same):
                 return (tf.identity(each[0][0]), *(tensor for _, *tensors in each for tensor in tensors))
 
@@ -339,7 +341,7 @@ class _Selection:
             tf.nest.flatten(how["padding_values"]), tf.nest.flatten(dataset.element_spec), strict=True)]
 
         def batched(rows: tf.data.Dataset, count: int) -> tf.data.Dataset:
-            return rows.padded_batch(count, ([3], *shapes), (tf.constant(0, tf.int64), *values),
+            return rows.padded_batch(count, ([_PART + _FINGERPRINT], *shapes), (tf.constant(0, tf.int64), *values),
                                      how["drop_remainder"])
 
         return self._batched(dataset, how, stream, batched)
@@ -356,7 +358,7 @@ class _Selection:
             chosen = _chosen(stream.base(), batch_size, drops, self._ranks)
             for later in stream.later:
                 chosen = self._done(chosen, later)
-            return batched(chosen, max(1, count)).map(_unconverted(lambda part, *tensors: (part[0], *tensors)))
+            return batched(chosen, max(1, count)).map(_unconverted(lambda tags, *tensors: (tags[0], *tensors)))
 
         return _Batches(rows, batch_size, (*(later.dataset for later in stream.later), dataset))
 
@@ -412,45 +414,41 @@ def _with(stream: _Batches, dataset: tf.data.Dataset,
 
 
 def _chosen(base: tf.data.Dataset, batch_size: int, drops: bool, ranks: Ranks) -> tf.data.Dataset:
-    """Returns a dataset of (part, *tensors): this rank's elements of each global batch.
+    """Returns a dataset of (tag, *tensors): this rank's elements of each global batch.
 
     Args:
         base: The elements, as tuples of tensors.
         batch_size: How many are a batch.
         drops: Whether elements at the end that make no full batch are left out.
-        ranks: The ranks, which compare the first batch.
+        ranks: The ranks.
     """
     are_values = [spec.dtype != tf.variant for spec in base.element_spec]
 
     def own(index: tf.Tensor, windows: tuple[tf.data.Dataset, ...]) -> tf.data.Dataset:
         rows = tf.data.Dataset.zip(windows)
-        total = _compared(index, rows, batch_size, are_values, ranks)
+        total = rows.cardinality()
         first, count = parts.of_rank(total, ranks.rank, ranks.shares)
         part = tf.stack([total, tf.where(count > 0, first, 0), count])
+        tag = tf.concat([part, tf.cond(index == 0, lambda: _fingerprint(rows, batch_size, are_values),
+                                       lambda: tf.zeros([4], tf.int64))], 0)
         own_rows = rows.skip(part[1]).take(tf.maximum(count, 1))
-        return tf.data.Dataset.zip((tf.data.Dataset.from_tensors((part,)).repeat(), own_rows))
+        return tf.data.Dataset.zip((tf.data.Dataset.from_tensors((tag,)).repeat(), own_rows))
 
     windows = base.window(batch_size, drop_remainder=drops).enumerate()
     return _flat(windows.flat_map(_unconverted(own)))
 
 
-def _compared(index: tf.Tensor, rows: tf.data.Dataset, batch_size: int, are_values: Sequence[bool],
-              ranks: Ranks) -> tf.Tensor:
-    """Returns how many elements a global batch has; ranks compare those of the first one."""
-    total = rows.cardinality()
+def _fingerprint(rows: tf.data.Dataset, most: int, are_values: Sequence[bool]) -> tf.Tensor:
+    """Returns [4] int64 that depend on the elements of a dataset, at most as many as `most`, and their order."""
     if not any(are_values):
-        return total
+        return tf.zeros([4], tf.int64)
 
     def fingerprint(*tensors: tf.Tensor) -> tf.Tensor:
         return fingerprints.fingerprint([_without_folder(tensor) for tensor, is_value in zip(tensors, are_values)
                                          if is_value])
 
-    found = tf.cond(index == 0, lambda: rows.map(_unconverted(fingerprint)).batch(batch_size).get_single_element(),
-                    lambda: tf.zeros([0, 4], tf.int64))
-    found = fingerprints.with_first_compared(index, found, f"{ranks.name}/first_batch",
-                                             f"the first batch of {ranks.name}")
-    with tf.control_dependencies([found]):
-        return tf.identity(total)
+    found = rows.map(_unconverted(fingerprint)).batch(most).get_single_element()
+    return tf.reduce_sum(found * (2 * tf.range(tf.shape(found, tf.int64)[0]) + 1)[:, tf.newaxis], 0)
 
 
 def _without_folder(tensor: tf.Tensor) -> tf.Tensor:
@@ -520,14 +518,24 @@ def _flat(dataset: tf.data.Dataset) -> tf.data.Dataset:
         tuple(tf.TensorSpec(shape, dtype) for shape, dtype in tf_compat.flat_specs(dataset)))
 
 
-def _structured(rows: tf.data.Dataset, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the dataset of (part, batch), whose batches are structured as another dataset's, with its options."""
+def _structured(rows: tf.data.Dataset, dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
+    """Returns the dataset of (part, batch), of which ranks compare the first one.
+
+    Args:
+        rows: The dataset of tuples: a tag, and the tensors of a batch.
+        dataset: The user's, whose structure and options it has.
+        name: A name for the comparison.
+    """
     spec = dataset.element_spec
 
-    def structured(part: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        return part, tf.nest.pack_sequence_as(spec, tensors)
+    def structured(index: tf.Tensor, tagged: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, Any]:
+        tag, *tensors = tagged
+        compared = fingerprints.with_elements_compared(index, tag[0], tag[_PART:], f"{name}/first_batch",
+                                                       f"the first batch of {name}")
+        with tf.control_dependencies([compared]):
+            return tf.identity(tag[:_PART]), tf.nest.pack_sequence_as(spec, tensors)
 
-    result = rows.map(_unconverted(structured)).with_options(dataset.options())
+    result = rows.enumerate().map(_unconverted(structured)).with_options(dataset.options())
     cardinality = dataset.cardinality()
     if cardinality != tf.data.UNKNOWN_CARDINALITY:
         result = result.apply(tf.data.experimental.assert_cardinality(cardinality))

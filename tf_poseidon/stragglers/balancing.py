@@ -4,8 +4,8 @@ A rank that takes t seconds for n rows is taken to make n / t rows a second. Wha
 rank with few rows look slower than it is; with new shares that shows, and the next decision is nearer to the best one.
 
 Input is made ahead, while a rank computes and waits for others. So where the slowest rank waits for its input, how long
-the others need for theirs is not seen: at most the whole step, since they have it in time. Each is taken to need at
-least half of it. So the slowest rank's rows become fewer by half at most in one decision, and none is overloaded.
+the others need for theirs is not seen: at most the whole step, since they have it in time. Each is taken to need half
+of it; or as long as it did when it was the slowest itself, which is what ends a sequence of decisions.
 
 Tests: tests/unit/test_balancing.py.
 """
@@ -25,13 +25,14 @@ _MOST_SHARE = 1000
 
 
 def balanced(windows: Sequence[Window], counts: Sequence[int], divide: Callable[[Sequence[int]], Sequence[int]],
-             ) -> tuple[int, ...] | None:
+             known: dict[int, float]) -> tuple[int, ...] | None:
     """Returns shares by which all ranks would take as long; None if that would gain too little, or is not known yet.
 
     Args:
         windows: What ranks have measured with the present shares.
         counts: By rank, the rows of a usual batch that it had.
         divide: Returns the rows of each rank, given shares.
+        known: Rows a second that ranks made when they were the slowest and waited for input; brought up to date.
     """
     if len(windows) < LEAST_WINDOWS or sum(window.steps for window in windows) < LEAST_STEPS or 0 in counts:
         return None
@@ -39,17 +40,29 @@ def balanced(windows: Sequence[Window], counts: Sequence[int], divide: Callable[
         return statistics.median(seconds(window) / window.steps for window in windows)
 
     ranks = range(len(counts))
-    seconds = [of_step(lambda window, rank=rank: window.seconds - window.waiting[rank]) for rank in ranks]
+    seconds = [of_step(lambda window, rank=rank: window.seconds - _waited(window, rank)) for rank in ranks]
     inputs = [of_step(lambda window, rank=rank: window.inputs[rank]) for rank in ranks]
     slowest = seconds.index(max(seconds))
     if inputs[slowest] > _WAITS_FOR_INPUT * seconds[slowest]:
-        seconds = [max(took, of_step(lambda window: window.seconds) / 2) for took in seconds]
+        known[slowest] = counts[slowest] / seconds[slowest]
+        unseen = of_step(lambda window: window.seconds) / 2
+        seconds = [max(took, count / known[rank] if rank in known else unseen)
+                   for rank, took, count in zip(ranks, seconds, counts, strict=True)]
     if min(seconds) <= 0:
         return None
     speeds = [count / took for count, took in zip(counts, seconds, strict=True)]
     shares = tuple(max(1, round(_MOST_SHARE * speed / max(speeds))) for speed in speeds)
     expected = max(count / speed for count, speed in zip(divide(shares), speeds, strict=True))
     # Noise: by how much the slowest rank's time differs between windows, which a gain must exceed.
-    noise = statistics.median(abs((window.seconds - window.waiting[slowest]) / window.steps - seconds[slowest])
+    noise = statistics.median(abs((window.seconds - _waited(window, slowest)) / window.steps - seconds[slowest])
                               for window in windows)
     return shares if expected < (1 - LEAST_GAIN) * seconds[slowest] - noise else None
+
+
+def _waited(window: Window, rank: int) -> float:
+    """Returns how long a rank has waited for the slowest.
+
+    That is what it has waited after its last gradients; or, where ranks exchange in the forward pass too, as for moments
+    of all rows, how much earlier its parts came.
+    """
+    return max(window.waiting[rank], max(window.late) - window.late[rank])

@@ -159,6 +159,7 @@ class _Agree(keras.callbacks.Callback):
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         self._share()
         comparing.begin(self.model)
+        rebalancing.before_training(self.model)
         share_accumulators(self.model, self._communicator)
         epoch = self._communicator.broadcast("initial_epoch", np.array(keras_compat.initial_epoch(self.model) or 0))
         keras_compat.set_initial_epoch(self.model, int(epoch) or None)

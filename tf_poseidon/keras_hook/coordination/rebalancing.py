@@ -16,6 +16,13 @@ from tf_poseidon.stragglers import watch
 _log = logging.getLogger("tf_poseidon")
 
 
+def before_training(model: keras.Model) -> None:
+    """Forgets what was measured for other data or another model."""
+    if is_ours(model.distribute_strategy) and model.distribute_strategy.extended.job.row_shares.is_balanced:
+        watch.of(model.distribute_strategy.extended.job).forget_windows()
+        model.distribute_strategy.extended.job.row_shares.known_speeds.clear()
+
+
 def after_epoch(model: keras.Model) -> None:
     """Gives ranks other shares, if these are to be balanced and other ones promise faster steps.
 
@@ -28,7 +35,7 @@ def after_epoch(model: keras.Model) -> None:
     # Where batches have no usual size, as if there were no remainders.
     rows = row_shares.usual_rows or 1000 * sum(row_shares.current)
     shares = balancing.balanced(watched.history.windows, parts.counts_of(rows, row_shares.current),
-                                lambda shares: parts.counts_of(rows, shares))
+                                lambda shares: parts.counts_of(rows, shares), row_shares.known_speeds)
     if shares is None:
         return
     row_shares.set(shares)
