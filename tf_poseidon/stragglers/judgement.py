@@ -34,8 +34,9 @@ WARNINGS, WARNINGS_S = 2, 3600.0
 ARITHMETIC, INPUT, LINK = "arithmetic", "input", "link"
 
 _REMEDIES = {
-    ARITHMETIC: "look for what else runs on that host, for a hot processor or GPU, and run `tf-poseidon doctor` there",
-    INPUT: "give its data `prefetch`, `cache` or `num_parallel_calls`, or look at the storage of that host",
+    ARITHMETIC: "look for what else runs on that host, and whether it is hot (`tf-poseidon doctor`), or give it fewer "
+                "rows (`PoseidonStrategy(rows=...)`)",
+    INPUT: "give its data `num_parallel_calls` or `cache`, or look at the storage of that host",
     LINK: "`tf-poseidon selftest --hosts ...` measures the links of hosts",
 }
 

@@ -101,7 +101,7 @@ class Watch:
         """Returns the number of steps, and seconds: the time, waits for others, waits for batches, lateness by rank."""
         counts = self._communicator.statistics(has_sites=False)
         late = [counts["late_seconds"].get(rank, 0.0) for rank in range(self._communicator.size)]
-        return np.array([self._steps, time.perf_counter(), counts["waiting_seconds"], counts.get("input_seconds", 0.0),
+        return np.array([self._steps, time.perf_counter(), counts["waiting_seconds"], counts["input_seconds"],
                          *late])
 
     def _add(self) -> None:
