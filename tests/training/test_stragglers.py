@@ -13,26 +13,29 @@ def train(tmp_path, how, factor, ranks=3):
     return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(max(ranks, 1))]
 
 
-@pytest.mark.parametrize("how, factor", [("fit", 4), ("callback", 2), ("loop", 2), ("overlapping", 4)])
+@pytest.mark.parametrize("how, factor", [("fit", 4), ("callback", 2), ("loop", 2), ("input", 4), ("overlapping", 4)])
 def test_the_slow_rank_is_named(how, factor, tmp_path):
     if how == "fit":
         pytest.importorskip("prometheus_client")
     reports = train(tmp_path, how, factor)
     straggler, = reports[0]["stragglers"]
-    assert straggler["rank"] == 2 and straggler["cause"] == "arithmetic" and straggler["host"]
+    assert straggler["rank"] == 2 and straggler["cause"] == ("input" if how == "input" else "arithmetic")
     assert SLOW_AFTER - 5 <= straggler["since_step"] <= SLOW_AFTER + 5
     assert all(report["stragglers"] == [straggler] for report in reports)
+    assert straggler["host"]
     expected = SECONDS * (factor - 1)
-    if how != "overlapping":
+    if how not in ("input", "overlapping"):
         own, median = straggler["own_seconds"], straggler["median_seconds"]
         assert own - median == pytest.approx(expected, rel=0.3)
         # Some of what others wait is the network's, where processors are busy.
         assert 0.5 * (own - median) / own < straggler["share"] < (own - median) / own + 0.1
-    (step, warning), = reports[0]["warnings"]
-    assert warning.startswith("Rank 2 (host ") and "its arithmetic takes" in warning
+    warnings = [[each for each in report["warnings"] if " costs the others " in each[1]] for report in reports]
+    (step, warning), = warnings[0]
+    says = "it waits for its batches" if how == "input" else "its arithmetic takes"
+    assert warning.startswith(f"Rank 2 (host {straggler['host']}) costs") and says in warning
     if how in ("callback", "loop"):
         assert SLOW_AFTER < step <= SLOW_AFTER + 20
-    assert not reports[1]["warnings"] and not reports[2]["warnings"]
+    assert not warnings[1] and not warnings[2]
     assert "stragglers" not in reports[0]["sites"]
     if how != "loop":
         check_logs(reports[0]["logs"], expected, how)

@@ -1,4 +1,4 @@
-"""Trains on ranks of which one becomes slower, by a sleep in backpropagation; reports what they notice."""
+"""Trains on ranks of which one becomes slower, by a sleep in backpropagation or input; reports what they notice."""
 
 import itertools
 import json
@@ -32,6 +32,8 @@ def main(how, factor, directory):
     @tf.custom_gradient
     def slow_backwards(x):
         def gradient(upstream):
+            if how == "input":
+                return upstream
             return tf.ensure_shape(tf.numpy_function(sleep, [upstream], upstream.dtype), upstream.shape)
         return tf.identity(x), gradient
 
@@ -68,6 +70,8 @@ def main(how, factor, directory):
         has_client = how == "fit"
         metrics = dict(openmetrics_path=str(directory / "{rank}.prom")) if has_client else {}
         data = tf.data.Dataset.from_tensors((x, x[:, :3])).repeat(STEPS // 2)
+        if how == "input":
+            data = data.map(lambda x, y: (tf.ensure_shape(tf.numpy_function(sleep, [x], x.dtype), x.shape), y))
         history = model.fit(data, epochs=2, verbose=0, callbacks=[
             kind(log_dir=directory / "logs", **metrics)])
         report["logs"] = history.history
