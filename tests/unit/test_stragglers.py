@@ -67,7 +67,7 @@ def warnings(*series):
     (4, {"arithmetic": [(1, 0.04)], "inputs": [(1, 0.06)]}, [(10, 1, INPUT)]),  # the larger part of it
     (4, {"arithmetic": [(1, 0.06)], "inputs": [(1, 0.04)]}, [(10, 1, ARITHMETIC)]),
     (4, {"arithmetic": [(2, 0.008)]}, []),  # 7 % of a step
-    (4, {"arithmetic": [(2, 0.02)]}, [(30, 2, ARITHMETIC)]),  # 17 %, so six windows must say so
+    (4, {"arithmetic": [(2, 0.02)]}, [(40, 2, ARITHMETIC)]),  # 17 %, so eight windows must say so
     (4, {"arithmetic": [(2, 0.1)], "steps": 2}, [(10, 2, ARITHMETIC)]),
     (4, {"arithmetic": [(2, 0.1)], "steps": 50}, [(100, 2, ARITHMETIC)]),
 ])

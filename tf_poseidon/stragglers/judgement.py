@@ -178,7 +178,7 @@ def _noise(*series: Sequence[Sequence[float]]) -> float:
             deviations += [abs(cost - middle) for cost in of_rank]
     deviations.sort()
     noise = max(LEAST_NOISE, deviations[int(_TAIL * len(deviations))] / _TAIL_DEVIATIONS)
-    return noise * (1 + 2 / sum(map(len, series)))
+    return noise * (1 + 4 / sum(map(len, series)))
 
 
 def _straggler(rank: int, windows: Sequence[Window], costs: Sequence[Sequence[float]]) -> Straggler | None:
