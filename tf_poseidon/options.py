@@ -118,8 +118,8 @@ class TrainingOptions:
         if self.rows is not None and self.rows != BALANCED:
             if isinstance(self.rows, str) or not self.rows or any(
                     isinstance(share, bool) or share not in range(1, _MOST_SHARE + 1) for share in self.rows):
-                raise ConfigurationError(f"rows={self.rows!r}, expected 'balanced', or for each rank a whole number from "
-                                         f"1 to {_MOST_SHARE}, such as (3, 1, 1).")
+                raise ConfigurationError(f"rows={self.rows!r}, expected 'balanced', or for each rank a whole number "
+                                         f"from 1 to {_MOST_SHARE}, such as (3, 1, 1).")
             object.__setattr__(self, "rows", tuple(self.rows))
         if self.rows is not None and self.plan is not None and self.plan.row_shares:
             raise ConfigurationError(f"rows={self.rows!r}, but the plan already says how ranks share rows, "
@@ -163,9 +163,10 @@ class TrainingOptions:
             PlanError: If the plan is for another job.
         """
         self._check_ranks_per_node(job, size, has_own_ops)
-        if len(self.row_shares(size)) != size:
-            raise ConfigurationError(f"rows={self.row_shares(size)} are for {len(self.row_shares(size))} ranks, but the "
-                                     f"job has {size}; give as many numbers.")
+        shares = self.row_shares(size)
+        if len(shares) != size:
+            raise ConfigurationError(f"rows={shares} are for {len(shares)} ranks, but the job has {size}; give as many "
+                                     "numbers.")
         num_servers = len(job.servers) or size
         if self.plan is not None and size > 1:
             self.plan.check(self.plan.sites, planning.Cluster(

@@ -27,7 +27,8 @@ def forget_jobs():
 def rows(*tensors, dimensions=None):
     """Marks tensors as inputs with rows, and returns the tensors that the graph must read."""
     return library.load()[0].poseidon_rows(
-        values=tensors, part=[], dimensions=dimensions or [0] * len(tensors), names=[f"input{i}" for i in range(len(tensors))])
+        values=tensors, part=[], dimensions=dimensions or [0] * len(tensors),
+        names=[f"input{i}" for i in range(len(tensors))])
 
 
 _jobs = {}  # by number of ranks

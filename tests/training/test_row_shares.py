@@ -1,4 +1,4 @@
-"""Jobs whose ranks have unequal shares of each batch train what one process does; a plan that has shares replays them."""
+"""Jobs whose ranks have unequal shares of batches train what one process does; a plan that has shares replays them."""
 
 import json
 

@@ -49,7 +49,8 @@ def test_parts_are_contiguous_and_even(total, size):
         assert counts == sorted(counts, reverse=True) and max(counts) - min(counts) <= 1
 
 
-@pytest.mark.parametrize("shares", [(1, 1), (3, 1, 1), (1, 2, 3), (1, 100), (7, 7, 5, 1), (1000, 1, 999, 500, 3)], ids=str)
+@pytest.mark.parametrize("shares", [(1, 1), (3, 1, 1), (1, 2, 3), (1, 100), (7, 7, 5, 1), (1000, 1, 999, 500, 3)],
+                         ids=str)
 def test_parts_follow_shares(shares):
     before = [0] * len(shares)
     for total in range(130):

@@ -5,6 +5,7 @@ They are those of one version of Keras: creating a strategy under another is ref
 Tests: tests/unit/test_compat.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 from typing import TYPE_CHECKING
 

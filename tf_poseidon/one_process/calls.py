@@ -133,9 +133,10 @@ def _own_rows(structure: Any, inputs: Mapping[str, Any]) -> list[datasets.OwnRow
     """Returns the inputs of which a rank has its rows alone; none if others have rows, or callers mark inputs."""
     leaves = tf.nest.flatten(structure)
     own = [leaf for leaf in leaves if isinstance(leaf, datasets.OwnRows)]
-    others = [leaf for leaf in leaves if not isinstance(leaf, datasets.OwnRows) and hasattr(leaf, "shape")]
-    is_alone = not inputs and all(leaf.shape.rank == 0 if tf.is_tensor(leaf) else not len(leaf.shape) for leaf in others)
-    return own if is_alone and all(isinstance(leaf.value, tf.Tensor) for leaf in own) else []
+    others = [tf.TensorShape(leaf.shape) for leaf in leaves if not isinstance(leaf, datasets.OwnRows)
+              and hasattr(leaf, "shape")]
+    are_alone = not inputs and all(shape.rank == 0 for shape in others)
+    return own if are_alone and all(isinstance(leaf.value, tf.Tensor) for leaf in own) else []
 
 
 def whole(tensors: Sequence[tf.Tensor], dimensions: Sequence[int | None]) -> list[tf.Tensor]:

@@ -36,16 +36,14 @@ def balanced(windows: Sequence[Window], counts: Sequence[int], divide: Callable[
     """
     if len(windows) < LEAST_WINDOWS or sum(window.steps for window in windows) < LEAST_STEPS or 0 in counts:
         return None
-    def of_step(seconds: Callable[[Window], float]) -> float:
-        return statistics.median(seconds(window) / window.steps for window in windows)
-
     ranks = range(len(counts))
-    seconds = [of_step(lambda window, rank=rank: window.seconds - _waited(window, rank)) for rank in ranks]
-    inputs = [of_step(lambda window, rank=rank: window.inputs[rank]) for rank in ranks]
+    seconds = [statistics.median((window.seconds - _waited(window, rank)) / window.steps for window in windows)
+               for rank in ranks]
     slowest = seconds.index(max(seconds))
-    if inputs[slowest] > _WAITS_FOR_INPUT * seconds[slowest]:
+    if statistics.median(window.inputs[slowest] / window.steps for window in windows) > (
+            _WAITS_FOR_INPUT * seconds[slowest]):
         known[slowest] = counts[slowest] / seconds[slowest]
-        unseen = of_step(lambda window: window.seconds) / 2
+        unseen = statistics.median(window.seconds / window.steps for window in windows) / 2
         seconds = [max(took, count / known[rank] if rank in known else unseen)
                    for rank, took, count in zip(ranks, seconds, counts, strict=True)]
     if min(seconds) <= 0:
@@ -62,7 +60,7 @@ def balanced(windows: Sequence[Window], counts: Sequence[int], divide: Callable[
 def _waited(window: Window, rank: int) -> float:
     """Returns how long a rank has waited for the slowest.
 
-    That is what it has waited after its last gradients; or, where ranks exchange in the forward pass too, as for moments
-    of all rows, how much earlier its parts came.
+    That is what it has waited after its last gradients; or, where ranks exchange in the forward pass too, as for
+    moments of all rows, how much earlier its parts came.
     """
     return max(window.waiting[rank], max(window.late) - window.late[rank])

@@ -99,7 +99,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             Gradients that travel as factors are computed here too, so all steps take longer.
         rows: How ranks share the rows of each global batch. None gives all as many, up to one; (3, 1, 1) gives rank 0
             three times as many as the others; "balanced" begins with as many, and at the end of each epoch of `fit`
-            follows the measured speeds of the ranks. What is computed is the same. A saved plan has them, and is followed.
+            follows the measured speeds of the ranks. What is computed is the same. A saved plan has them.
         input: "exact" gives every step the batches of one process. Then maps of a dataset that draw random numbers from
             a common state, or call Python, run for all rows on every rank; with "independent" each rank runs them for
             its own rows alone, so that what they draw depends on the number of ranks.
@@ -127,7 +127,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  pins: Mapping[str, str] | None = None, cluster: planning.Cluster | None = None,
                  wire_dtype: str | None = None, merge: bool = False, servers: Iterable[int] | None = None,
                  ranks_per_node: int | None = None, strict: bool = False, global_batch_norm: bool = False,
-                 verify: int | None = None, rows: Sequence[int] | str | None = None, input: str = "exact", engine: str | None = None,
+                 verify: int | None = None, rows: Sequence[int] | str | None = None, input: str = "exact",
+                 engine: str | None = None,
                  kv_pair_bytes: int = options.JobOptions.kv_pair_bytes, timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
                  heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s,
