@@ -239,3 +239,20 @@ def test_statistics_say_who_was_waited_for(exchange):
             assert late == 0 or 0.25 < late < 2
             assert sum(waited_for.values()) < 0.2
             assert late or exchange == "sum"  # only servers of a sum wait for its parts
+
+
+def test_statistics_say_how_late_parts_were():
+    """Rank 1 is 0.3 s late in two steps, in which several exchanges are in flight: each step counts once."""
+    def run(rank):
+        for _ in range(2):
+            if rank.rank == 1:
+                time.sleep(0.3)
+            rank.submit_factors("factors", parts_of(0))()
+            rank.sum("sum", np.ones(3))
+        return rank.statistics(has_sites=False)
+
+    with job(3) as ranks:
+        for statistics in in_parallel(ranks, run):
+            late = statistics["late_seconds"]
+            assert 0.5 < late.pop(1) < 1.5 and sum(late.values()) < 0.2
+            assert statistics["sites"] == {} and set(statistics) == set(ranks[0].statistics())

@@ -13,7 +13,7 @@ def train(tmp_path, how, factor, ranks=3):
     return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(max(ranks, 1))]
 
 
-@pytest.mark.parametrize("how, factor", [("fit", 4), ("callback", 2), ("loop", 2), ("input", 4), ("overlapping", 4)])
+@pytest.mark.parametrize("how, factor", [("fit", 4), ("callback", 4), ("loop", 2), ("input", 4), ("overlapping", 4)])
 def test_the_slow_rank_is_named(how, factor, tmp_path):
     if how == "fit":
         pytest.importorskip("prometheus_client")
@@ -33,8 +33,8 @@ def test_the_slow_rank_is_named(how, factor, tmp_path):
     (step, warning), = warnings[0]
     says = "it waits for its batches" if how == "input" else "its arithmetic takes"
     assert warning.startswith(f"Rank 2 (host {straggler['host']}) costs") and says in warning
-    if how in ("callback", "loop"):
-        assert SLOW_AFTER < step <= SLOW_AFTER + 20
+    if how in ("callback", "loop"):  # which count steps; other programs may hide for longer what is twice as slow
+        assert SLOW_AFTER < step <= SLOW_AFTER + (20 if factor > 2 else 40)
     assert not warnings[1] and not warnings[2]
     assert "stragglers" not in reports[0]["sites"]
     if how != "loop":

@@ -36,26 +36,29 @@ _watches: "weakref.WeakKeyDictionary[Communicator, Watch]" = weakref.WeakKeyDict
 
 def of(job: Job) -> "Watch":
     """Returns the watch of a job."""
-    if job.communicator not in _watches:
-        _watches[job.communicator] = Watch(job)
-    return _watches[job.communicator]
+    watch = _watches.get(job.communicator)
+    if watch is None:
+        watch = _watches[job.communicator] = Watch(job)
+    watch.job = job
+    return watch
 
 
 class Watch:
     """This rank's watch over the speed of all; all ranks call its methods after the same steps.
 
     Attributes:
+        job: The job; of several strategies, that of the one whose steps are made.
         history: What was judged, the same on all ranks.
         hosts: The names of the stragglers' hosts, by rank.
         late_seconds: By rank, how much later than the median rank's its parts came, in each step the latest.
     """
 
     def __init__(self, job: Job) -> None:
+        self.job = job
         self.history = judgement.History()
         self.hosts: dict[int, str] = {}
         self.late_seconds = dict.fromkeys(range(job.size), 0.0)
         self._communicator = job.communicator
-        self._graph_pass = job.graph_pass
         self._steps, self._interval = 0, _LEAST_STEPS
         # What `_measure` has returned at the beginning, None before the first step of a loop; and differences to it.
         self._begun: np.ndarray | None = None
@@ -76,7 +79,9 @@ class Watch:
             self._begun = self._measure()
         elif self._window[0] + self._steps - self._begun[0] >= self._interval:
             self._add()
-            if not self._communicator.is_recording:  # a timeline knows more, and shows all exchanges
+            if self._communicator.is_recording:  # a timeline knows more, and shows all exchanges
+                self._window[:] = 0
+            else:
                 self._send()
 
     def pause(self) -> None:
@@ -113,7 +118,7 @@ class Watch:
         """Starts the exchange of what was measured."""
         rank, size = self._communicator.rank, self._communicator.size
         (steps, seconds, waiting, inputs, *late), self._window = self._window, np.zeros_like(self._window)
-        plan = self._graph_pass.plan
+        plan = self.job.graph_pass.plan
         # Of steps that overlap, the wait of the last one alone is measured; the others wait as long.
         times = 1 if plan is None else plan.steps
         numbers = np.zeros((4, size))
