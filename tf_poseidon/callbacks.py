@@ -1,6 +1,6 @@
 """Callbacks for Keras' `fit`: `poseidon.callbacks.Communication` and `poseidon.callbacks.Summary`.
 
-Tests: tests/training/test_stragglers.py.
+Tests: tests/training/test_slow_ranks.py.
 """
 
 from tf_poseidon.keras_hook.coordination.communication import Communication

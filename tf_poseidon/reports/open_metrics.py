@@ -2,7 +2,7 @@
 
 prometheus_client, an optional package, is imported when one of them is asked for.
 
-Tests: tests/unit/test_open_metrics.py, tests/training/test_stragglers.py.
+Tests: tests/unit/test_open_metrics.py, tests/training/test_slow_ranks.py.
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,7 @@
 A step costs a rank a look at the clock. At the end of a window, which all ranks end after the same step, they exchange
 a few numbers; while they make the next step, these travel.
 
-Tests: tests/training/test_stragglers.py.
+Tests: tests/training/test_slow_ranks.py.
 """
 
 from collections.abc import Callable

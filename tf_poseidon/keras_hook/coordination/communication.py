@@ -1,6 +1,6 @@
 """`Communication`: a callback that reports what steps of `fit` exchange and wait for, to logs, TensorBoard, Prometheus.
 
-Tests: tests/training/test_stragglers.py.
+Tests: tests/training/test_slow_ranks.py.
 """
 
 from collections.abc import Mapping
