@@ -96,7 +96,7 @@ class Watch:
         """Notes that what was measured does not hold any more, since ranks have other rows."""
         self.pause()
         self._window = np.zeros_like(self._window)
-        self.history = dataclasses.replace(self.history, windows=())
+        self.history = dataclasses.replace(self.history, windows=(), costs=())
 
     def values(self) -> list[dict[str, Any]]:
         """Returns the stragglers, as `strategy.stats` does."""
