@@ -28,6 +28,7 @@ def pytest_configure(config):
     if config.getoption("--full"):
         os.environ.setdefault("POSEIDON_FUZZ_GRAPHS", "20")
         os.environ.setdefault("POSEIDON_PIPELINE_GRAPHS", "20")
+        os.environ.setdefault("POSEIDON_INPUT_PROGRAMS", "600")
         os.environ["POSEIDON_ALL_CELLS"] = "1"
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):  # workers report to this process
         import durations  # pytest puts it on the path after it has read this file

@@ -31,6 +31,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("unit/test_compat.py::test_other_versions_are_refused*", "rest"),  # they import TensorFlow
     ("unit/test_data.py::*", "test"),
     ("unit/test_files.py::*", "test"),
+    ("unit/test_published_inputs.py::*", "rest"),
     ("unit/test_reports.py::*", "rest"),  # a browser
     ("unit/test_resuming.py::test_ends*[[]arrays-12-options2]", "test"),
     ("unit/test_resuming.py::test_ends*[[]arrays-13-options0]", "rest"),
@@ -39,6 +40,11 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("unit/test_resuming.py::test_data_continue*[[]reshuffled dataset]", "test"),
     ("unit/test_resuming.py::test_data_continue*", "nightly"),
     ("unit/test_resuming.py::*", "test"),
+    ("unit/test_row_selection.py::test_each_rank_makes_its_own_rows*-5]", "rest"),
+    ("unit/test_row_selection.py::test_each_rank_makes_its_own_rows*", "test"),
+    ("unit/test_row_selection.py::test_what_cannot_be_moved_stays_whole*", "rest"),
+    ("unit/test_row_selection.py::*", "test"),
+    ("unit/test_row_selection_fuzz.py::*", "rest"),
     ("unit/test_schemes.py::test_it_trains_with_the_bits_of_the_parameter_server", "test"),
     ("unit/test_selftest.py::test_every_scheme_has_the_bits_of_one_process[[]arguments0-0-8]", "test"),
     ("unit/test_selftest.py::test_every_scheme_has_the_bits_of_one_process*", "nightly"),

@@ -1,20 +1,24 @@
 """Datasets of which each rank makes its own rows: element by element, what one process reads."""
 
+import collections
 import contextlib
+import dataclasses
 import gc
+import os
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_poseidon.data import datasets
 from tf_poseidon.data import parts as parts_lib
 from tf_poseidon.data import row_selection
 from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.one_process import row_maps
 
 Dataset = tf.data.Dataset
-SHARES = ((1, 1), (3, 1, 1, 2, 1))
+SIZES = (2, 5)
 
 
 @contextlib.contextmanager
@@ -38,12 +42,12 @@ def read(dataset, epochs, most=50):
     return [[values(batch) for batch in dataset.take(most)] for _ in range(epochs)]
 
 
-def check(build, shares, epochs=1, most=50, is_independent=False, ranks=None, by_rows=row_maps.by_rows):
+def check(build, size, epochs=1, most=50, is_independent=False, ranks=None, by_rows=row_maps.by_rows):
     """Checks that the rows of ranks are those of the batches of one process; returns the report of the last rank.
 
     Args:
         build: Returns a dataset, always the same.
-        shares: By rank.
+        size: Number of ranks.
         epochs: How many iterators are made of each.
         most: How many batches are compared.
         is_independent, by_rows: Same as in `row_selection.Ranks`.
@@ -52,9 +56,9 @@ def check(build, shares, epochs=1, most=50, is_independent=False, ranks=None, by
     whole = build()
     expected = read(whole, epochs, most)
     with job_of_one():
-        for rank in range(len(shares)) if ranks is None else ranks:
+        for rank in range(size) if ranks is None else ranks:
             selected, report = row_selection.select(build(), row_selection.Ranks(
-                rank, shares, "data", is_independent, by_rows))
+                rank, size, "data", is_independent, by_rows))
             assert (selected is not None) == report.is_divided
             if selected is None:
                 return report
@@ -66,13 +70,54 @@ def check(build, shares, epochs=1, most=50, is_independent=False, ranks=None, by
                 assert len(found) == len(batches), (epoch, rank)
                 for number, ((part, own), batch) in enumerate(zip(found, batches, strict=True)):
                     total = len(batch[0])
-                    first, count = parts_lib.of_rank(total, rank, shares)
+                    first, count = parts_lib.of_rank(total, rank, size)
                     assert part.tolist() == [total, first if count else 0, count]
                     for tensor, of_rank in zip(batch, own, strict=True):
                         np.testing.assert_array_equal(  # a rank without rows has the first one
                             of_rank, tensor[first:first + count] if count else tensor[:1],
                             err_msg=f"rank {rank}, epoch {epoch}, batch {number}")
     return report
+
+
+def check_split(build, tolerance=0.0, epochs=2):
+    """Checks the rows that `strategy` gives to the steps of several ranks, whether each makes its own or takes them."""
+    whole = build()
+    expected = [[list(map(dense, tf.nest.flatten(batch))) for batch in whole] for _ in range(epochs)]
+    assert expected[0]
+    for rank, size in ((0, 2), (1, 2), (2, 3)):
+        for batches, found in zip(expected, _split(build(), rank, size, epochs), strict=True):
+            assert len(found) == len(batches)
+            for own, batch in zip(found, batches, strict=True):
+                for (part, of_rank), tensor in zip(own, batch, strict=True):
+                    first, count = parts_lib.of_rank(len(tensor), rank, size)
+                    assert part.tolist() == [len(tensor), first if count else 0, count]
+                    wanted = tensor[first:first + count] if count else tensor[:1]
+                    if tolerance:
+                        np.testing.assert_allclose(of_rank, wanted, rtol=tolerance)
+                    else:
+                        np.testing.assert_array_equal(of_rank, wanted)
+
+
+def _split(dataset, rank, size, epochs):
+    """Returns the batches of each epoch: of each tensor the part, and this rank's rows."""
+    communicator, = join_loopback(1)
+    communicator.use_for_ops()
+    try:
+        split = datasets.split_dataset(dataset, row_selection.Ranks(rank, size, "data", by_rows=row_maps.by_rows),
+                                       communicator)
+        del dataset
+        return [[[(leaf.part.numpy(), dense(leaf.value)) for leaf in tf.nest.flatten(batch)] for batch in split]
+                for _ in range(epochs)]
+    finally:
+        communicator.goodbye()
+        communicator.leave()
+
+
+def dense(tensor):
+    """Returns an array; a ragged tensor's has a row that is longer than all of these."""
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.sparse.to_dense(tensor).numpy()
+    return (tensor.to_tensor(shape=[None, 9]) if isinstance(tensor, tf.RaggedTensor) else tensor).numpy()
 
 
 def double(x):
@@ -116,6 +161,33 @@ def numbered(text):
     return tf.strings.to_number(tf.strings.split(text)[1])
 
 
+def table_of(size):
+    return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(
+        tf.range(size, dtype=tf.int64), 7 * tf.range(size, dtype=tf.int64)), -1)
+
+
+Named = collections.namedtuple("Named", "x parts")
+
+
+@dataclasses.dataclass
+class Data:
+    x: tf.Tensor
+    y: tf.Tensor
+
+    def __tf_flatten__(self):
+        return (), (self.x, self.y)
+
+    @classmethod
+    def __tf_unflatten__(cls, metadata, leaves):
+        return cls(*leaves)
+
+
+UNORDERED = tf.data.Options()
+UNORDERED.deterministic = False
+UNORDERED.experimental_slack = True
+UNOPTIMIZED = tf.data.Options()
+UNOPTIMIZED.experimental_optimization.apply_default_optimizations = False
+UNOPTIMIZED.autotune.enabled = False
 TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(tf.range(30), tf.range(30) * 7), -1)
 RESCALING = keras.layers.Rescaling(1 / 256)
 OFFSET = tf.Variable(5, dtype=tf.int64, trainable=False)
@@ -177,12 +249,175 @@ DIVIDED = {
     "fewer rows than ranks": lambda: Dataset.range(9).map(pair).batch(4).map(scaled).map(lambda x, y: x + y[:, 0]),
     "rows of a batch that is larger": lambda: Dataset.range(23).map(double).batch(100),
     "rows one by one": lambda: Dataset.range(5).map(double).batch(1),
+    "batches of batches": lambda: Dataset.range(40).batch(3, drop_remainder=True).map(double).shuffle(9, seed=1).batch(4),
+    "zipped with batches": lambda: Dataset.zip(
+        (Dataset.range(23).map(double), Dataset.range(60).batch(2, drop_remainder=True))).shuffle(5, seed=1).batch(4),
+    "one source of two": lambda: (lambda source: Dataset.zip(source.map(double), source.map(pair)))(
+        Dataset.range(23)).batch(4),
+    "batches of a dataset that is unbatched": lambda: Dataset.range(23).map(double).batch(6).unbatch().map(pair).batch(4),
+    "named tuple": lambda: Dataset.range(9).map(lambda x: Named(x, {"b": x, "a": (double(x),)})).batch(4),
+    "data class": lambda: Dataset.range(9).map(lambda x: Data(x, double(x))).batch(4),
+    "tuple of one": lambda: Dataset.range(9).map(lambda x: (x,)).batch(4),
+    "list, which is a tensor": lambda: Dataset.range(9).map(lambda x: [x, double(x)]).batch(4),
+    "argument without value": lambda: Dataset.range(9).map(lambda x, y=None: double(x) if y is None else y).batch(4),
+    "unknown rank": lambda: Dataset.range(9).map(lambda x: tf.numpy_function(double, [x], tf.int64, False)).batch(4),
+    "size of batches in a tensor": lambda: Dataset.range(9).map(double).batch(tf.constant(4, tf.int64)),
+    "all is taken": lambda: Dataset.range(9).map(double).take(-1).batch(4),
+    "all is skipped": lambda: Dataset.range(9).map(double).skip(-1).batch(4),
+    "small and complex numbers": lambda: Dataset.range(9).map(
+        lambda x: (tf.cast(x, tf.bfloat16), tf.cast(x, tf.complex64), x > 3)).batch(4),
+    "what a function has taken": lambda: Dataset.range(9).map(
+        lambda x, table=table_of(9), offset=tf.Variable(5, dtype=tf.int64): table.lookup(x) + offset).shuffle(
+            5, seed=1).batch(4),
+    "what a function of batches has taken": lambda: Dataset.range(9).batch(4).map(
+        lambda x, offset=tf.Variable(5, dtype=tf.int64): x + offset),
+    "enumerated": lambda: Dataset.range(9).map(double).enumerate().map(lambda i, x: i * x).batch(4),
+    "unordered": lambda: Dataset.range(23).map(double, 4, deterministic=False).batch(4).with_options(UNORDERED),
+    "unoptimized": lambda: Dataset.range(7).shuffle(4, seed=2).map(double).repeat(2).batch(4).with_options(UNOPTIMIZED),
+    "parallel interleave": lambda: Dataset.range(4).interleave(lambda x: Dataset.range(x + 2), num_parallel_calls=2).map(
+        double).batch(4),
+    "unique": lambda: Dataset.range(23).map(lambda x: x % 5).unique().map(double).batch(4),
+    "random": lambda: Dataset.random(seed=3, rerandomize_each_iteration=True).take(9).map(lambda x: x // 2).batch(4),
     "no batch at all": lambda: Dataset.range(0).map(double).batch(4),
 }
 
 
-@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("build", DIVIDED.values(), ids=DIVIDED)
-def test_each_rank_makes_its_own_rows(build, shares):
-    report = check(build, shares, epochs=2)
+def test_each_rank_makes_its_own_rows(build, size):
+    report = check(build, size, epochs=2, ranks=None if size == 2 else (1, 4))
     assert report.is_divided, report
+
+
+def mapped():
+    return Dataset.range(13).map(double)
+
+
+DEPENDS = "which elements it makes may depend on all that it reads"
+DENSE = "its batches are not dense tensors"
+# What every rank makes whole, by name; and why.
+LEFT = {
+    "random numbers": (lambda: Dataset.range(13).map(drawn).batch(4), "its function has a RandomUniform"),
+    "Python": (lambda: Dataset.range(13).map(lambda x: tf.ensure_shape(
+        tf.py_function(double, [x], tf.int64), [])).batch(4), "its function calls Python"),
+    "a dataset inside a map": (lambda: Dataset.range(13).window(3).map(
+        lambda window: window.reduce(tf.constant(0, tf.int64), tf.add)).batch(4), "its function has a ReduceDataset"),
+    "cached in front of shuffle": (lambda: mapped().cache().shuffle(5, seed=1).batch(4), "'shuffle' behind it"),
+    "cached in front of repeat": (lambda: mapped().cache().repeat(2).batch(4), "'repeat' behind it"),
+    "filter of batches": (lambda: mapped().batch(4).filter(lambda x: x[0] > 0), DEPENDS),
+    "flat_map": (lambda: mapped().flat_map(lambda x: Dataset.range(x % 3)).batch(4), DEPENDS),
+    "interleave": (lambda: mapped().interleave(lambda x: Dataset.range(x % 3)).batch(4), DEPENDS),
+    "unbatch": (lambda: mapped().batch(6).unbatch().batch(4), DEPENDS),
+    "rebatch": (lambda: mapped().batch(6).rebatch(4), DEPENDS),
+    "scan": (lambda: mapped().scan(tf.constant(0, tf.int64), lambda sum, x: (sum + x, sum)).batch(4), DEPENDS),
+    "take_while": (lambda: mapped().take_while(lambda x: x < 20).batch(4), DEPENDS),
+    "unique behind map": (lambda: mapped().unique().batch(4), DEPENDS),
+    "group_by_window": (lambda: mapped().group_by_window(
+        lambda x: x % 3, lambda key, window: window.batch(3), window_size=3), DEPENDS),
+    "bucket_by_sequence_length": (lambda: Dataset.range(13).map(longer).bucket_by_sequence_length(
+        tf.size, [3], [2, 3]), DEPENDS),
+    "ignore_errors": (lambda: Dataset.range(13).map(lambda x: 12 // (x % 5)).ignore_errors().batch(4), DEPENDS),
+    "ignore_errors of batches": (lambda: Dataset.range(13).map(lambda x: 12 // (x % 10)).batch(3).ignore_errors(), DEPENDS),
+    "choose_from_datasets": (lambda: Dataset.choose_from_datasets(
+        [mapped(), mapped()], Dataset.range(20).map(lambda x: x % 2)).batch(4), DEPENDS),
+    "assert_cardinality": (lambda: mapped().apply(tf.data.experimental.assert_cardinality(13)).batch(4), DEPENDS),
+    "prefetch_to_device": (lambda: mapped().batch(4).apply(tf.data.experimental.prefetch_to_device("/cpu:0")), DEPENDS),
+    "concatenated elements": (lambda: mapped().concatenate(mapped()).batch(4), "the elements of one"),
+    "enumerated batches": (lambda: mapped().batch(4).enumerate().map(lambda i, x: x + i), "elements of other ones"),
+    "padded to the longest": (lambda: Dataset.range(13).map(longer).padded_batch(4), "the longest row of a batch"),
+    "ragged": (lambda: Dataset.range(13).map(longer).ragged_batch(4), DENSE),
+    "sparse": (lambda: Dataset.range(13).map(lambda x: tf.sparse.from_dense([x, 0])).batch(4), DENSE),
+    "nothing beside a tensor": (lambda: Dataset.range(13).map(lambda x: (x, None)).batch(4), DENSE),
+    "strings": (lambda: Dataset.range(13).map(tf.strings.as_string).batch(4), "a string"),
+    "map of full batches": (lambda: mapped().batch(4, drop_remainder=True).map(double), "batches of one size"),
+    "map of batches of unknown rank": (lambda: Dataset.range(13).map(
+        lambda x: tf.numpy_function(double, [x], tf.int64, False)).batch(4).map(double), "unknown rank"),
+    "map of all rows": (lambda: mapped().batch(4).map(lambda x: tf.roll(x, 1, 0)), "may need all rows"),
+    "map to fewer rows": (lambda: mapped().batch(4).map(lambda x: x[:2]), "may need all rows"),
+    "one shuffle of two": (lambda: (lambda shuffled: Dataset.zip(shuffled.map(double), shuffled.map(pair)))(
+        Dataset.range(13).shuffle(9, seed=1)).batch(4), "two datasets read it"),
+    "zipped batches of different sizes": (lambda: Dataset.zip(mapped().batch(4), mapped().batch(3)).map(
+        lambda x, y: x), "batches of different sizes"),
+    "of tf.compat.v1": (lambda: tf.compat.v1.data.Dataset.range(13).map_with_legacy_function(double).batch(4), ""),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_cannot_be_moved_stays_whole(name):
+    build, reason = LEFT[name]
+    report = check(build, 2)
+    assert not report.is_divided and reason in str(report), report
+    if name != "nothing beside a tensor":  # else only so many parts are `OwnRows`
+        check_split(build, epochs=1)
+
+
+@pytest.mark.parametrize("build", [
+    lambda: Dataset.range(12).shuffle(12, seed=1).map(double).batch(4),
+    lambda: Dataset.range(12).map(double).shuffle(12, seed=1).batch(4),
+    lambda: Dataset.range(12).map(double).batch(4).shuffle(3, seed=1),
+], ids=["in front of map", "behind map", "of batches"])
+def test_iterators_of_the_user_and_of_each_fit_take_the_seeds_in_turn(build):
+    whole, of_rank = build(), build()
+    expected = [[values(batch)[0] for batch in whole] for _ in range(6)]
+    with job_of_one():
+        def select():
+            return row_selection.select(of_rank, row_selection.Ranks(0, 2, "data"))[0].dataset
+
+        first, found = select(), [list(of_rank)]
+        found += [[own for _, own in first], list(of_rank), [own for _, own in first]]
+        found += [[own for _, own in select()], [own for _, own in first]]
+    for epoch, (batches, own) in enumerate(zip(expected, found, strict=True)):
+        rows = 4 if epoch in (0, 2) else 2
+        np.testing.assert_array_equal([batch[:rows] for batch in batches], own)
+
+
+def test_each_rank_has_a_file_of_its_cache(tmp_path):
+    with job_of_one():
+        own = [iter(row_selection.select(Dataset.range(12).map(double).batch(4).cache(str(tmp_path / "cache")),
+                                         row_selection.Ranks(rank, 2, "data"))[0].dataset) for rank in range(2)]
+        read = [np.concatenate([next(rows)[1] for rows in own]) for _ in range(3)]
+        assert [next(rows, None) for rows in own] == [None, None]
+    np.testing.assert_array_equal(np.concatenate(read), 2 * np.arange(12))
+    assert sorted(os.listdir(tmp_path)) == [f"cache.rank{rank}of2.{file}" for rank in range(2) for file in (
+        "data-00000-of-00001", "index")]
+
+
+def test_a_cache_is_that_of_the_fit_before():
+    communicator, = join_loopback(1)
+    communicator.use_for_ops()
+    try:
+        dataset = Dataset.range(12).shuffle(12, seed=1).map(double).batch(4).cache()
+        found = [[rows.value.numpy() for rows in datasets.split_dataset(
+            dataset, row_selection.Ranks(0, 2, "data"), communicator)] for _ in range(2)]
+    finally:
+        communicator.goodbye()
+        communicator.leave()
+    np.testing.assert_array_equal(*found)
+
+
+def test_zipped_batches_of_other_sizes_are_an_error():
+    with job_of_one():
+        dataset = Dataset.zip(mapped().batch(4), Dataset.range(14).batch(4))
+        selected, _ = row_selection.select(dataset, row_selection.Ranks(0, 2, "data"))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must have the same first dimension"):
+            list(selected.dataset)
+
+
+def test_a_dataset_made_in_a_function_stays_whole():
+    @tf.function
+    def traced(size):
+        dataset = Dataset.range(size).map(double).shuffle(3, seed=1).batch(size)
+        selected, report = row_selection.select(dataset, row_selection.Ranks(0, 2, "data"))
+        assert selected is None and "make it outside" in report.sentence()
+        return size
+
+    traced(tf.constant(3, tf.int64))
+
+
+def test_input_independent_maps_with_python_and_random_numbers_of_own_rows():
+    report = check(lambda: Dataset.range(13).map(lambda x: tf.ensure_shape(
+        tf.py_function(double, [x], tf.int64), [])).batch(4), 3, is_independent=True)
+    assert not report.undivided_maps
+    ranks = row_selection.Ranks(1, 2, "data", is_independent=True)
+    with job_of_one():
+        assert row_selection.select(Dataset.range(13).map(drawn).batch(4), ranks)[0] is not None

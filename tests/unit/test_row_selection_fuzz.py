@@ -20,7 +20,6 @@ PROGRAMS = int(os.environ.get("POSEIDON_INPUT_PROGRAMS", 15))
 SEED = os.environ.get("POSEIDON_FUZZ_SEED")
 _BATCHES = 14  # that are compared
 _WIDEST = 4  # tensors of an element
-_LARGEST = 60  # elements of a part of a program
 Dataset = tf.data.Dataset
 
 # ---- functions of maps, by the tensors of an element ----
@@ -92,7 +91,8 @@ def _width(dataset):
 
 
 def _map(dataset, a, b, c):
-    function = (_OF_BATCHES if _is_batched(dataset) else _OF_ELEMENTS)[(a + 4 * c) % (8 if _is_batched(dataset) else 6)]
+    functions = _OF_BATCHES if _is_batched(dataset) else _OF_ELEMENTS
+    function = functions[(a + 4 * c) % len(functions)]
     if function is _wider and _width(dataset) == _WIDEST:
         return None
 
@@ -203,7 +203,9 @@ def build(program):
     elif join == 3:
         dataset = dataset.concatenate(chain(source, first)) if second else chain(dataset.concatenate(dataset), second)
     dataset = chain(dataset, last)
-    return dataset if _is_batched(dataset) else (_batch if _is_even(dataset) else _padded_batch)(dataset, size % 7, 0, 0)
+    if _is_batched(dataset):
+        return dataset
+    return (_batch if _is_even(dataset) else _padded_batch)(dataset, size % 7, 0, 0)
 
 
 _steps = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), max_size=5)
@@ -235,3 +237,22 @@ def check(program, size, other):
     epochs = 1 if "repeat" in names and ("take" in names or len(batches) == _BATCHES) else 2
     return rows.check(lambda: build(program), (1,) * size, epochs, _BATCHES, ranks=sorted({other % size, size - 1}),
                       by_rows=_by_rows)
+
+
+@hypothesis.settings(max_examples=PROGRAMS, derandomize=True, deadline=None, database=None,
+                     suppress_health_check=list(hypothesis.HealthCheck), phases=[hypothesis.Phase.generate])
+@hypothesis.given(_programs, st.integers(1, 5), st.integers(0, 4))
+def test_random_programs(program, size, other):
+    check(program, size, other)
+
+
+if SEED:  # for further searches for errors
+    def test_other_random_programs():
+        rng = np.random.default_rng(int(SEED))
+        for number in range(PROGRAMS):
+            steps = [[tuple(map(int, rng.integers(0, (100, 6, 6, 6)))) for _ in range(rng.integers(0, 6))]
+                     for _ in range(3)]
+            ends = [tuple(map(int, rng.integers(0, (largest, 26)))) for largest in (2, 6)]
+            program, size, other = (ends[0], steps[0], ends[1], *steps[1:]), *map(int, rng.integers((1, 0), (6, 5)))
+            print(f"program {number}: {program} on {size} ranks, of which {other}", flush=True)
+            check(program, size, other)

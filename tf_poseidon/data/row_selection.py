@@ -14,7 +14,8 @@ without a rule costs speed, never correctness.
 
 Each dataset is described once, after those that it reads; it was made of these, so there is an order in which to do so.
 
-Tests: tests/unit/test_row_selection.py, tests/training/test_own_rows.py.
+Tests: tests/unit/test_row_selection.py, test_row_selection_fuzz.py and test_published_inputs.py beside it,
+tests/training/test_own_rows.py.
 """
 
 from collections.abc import Callable
@@ -165,7 +166,9 @@ def select(dataset: tf.data.Dataset, ranks: Ranks) -> tuple[Selected | None, inp
     for each in ordered:
         views[id(each)] = selection.describe(each, [views[id(read)] for read in tf_compat.inputs_of(each)])
     batches, obstacles = views[id(dataset)].batches, dict(views[id(dataset)].obstacles)
-    if is_shuffled_twice := _shuffles_for_two(ordered):
+    if not tf.executing_eagerly():
+        obstacles = {id(dataset): "its seeds and sizes are not known while a function is traced; make it outside"}
+    elif is_shuffled_twice := _shuffles_for_two(ordered):
         obstacles[id(is_shuffled_twice)] = (
             "two datasets read it, and what one of them reads changes what the other does; make one for each")
     elif batches is not None and (text := _refused_types(dataset)):

@@ -43,7 +43,9 @@ def by_rows(function: tf.types.experimental.ConcreteFunction, size: int) -> RowF
 
 def _divided(function: tf.types.experimental.ConcreteFunction, size: int) -> RowFunction | str:
     inputs = function.inputs[:len(function.inputs) - len(function.captured_inputs)]
-    if any(tensor.shape.rank is None or not tensor.shape.rank or tensor.shape[0] is not None for tensor in inputs):
+    if any(tensor.shape.rank is None for tensor in inputs):
+        return "its function takes tensors of unknown rank; give them a shape (tf.ensure_shape) in front of batch"
+    if any(not tensor.shape.rank or tensor.shape[0] is not None for tensor in inputs):
         return "its function was made for batches of one size; leave drop_remainder out, or map it in front of batch"
 
     def of_rows(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -59,11 +61,11 @@ def _divided(function: tf.types.experimental.ConcreteFunction, size: int) -> Row
         keeps_rows = _keeps_rows(traced)
     except Exception as error:  # whatever the partitioner does not know, whole batches are right
         return f"its function could not be divided ({shortened(str(error))}); map it in front of batch"
-    if not keeps_rows:
-        return "its batches have other numbers of rows than those that it takes; map it in front of batch"
     if partition.report.exchanges or partition.row_outputs != frozenset(range(len(partition.fetches))):
         named = next((f"a {op.op}" for op in partition.report.whole), "an op")
-        return f"its function has {named} that needs all rows of a batch; map it in front of batch"
+        return f"its function has {named} that may need all rows of a batch; map it in front of batch"
+    if not keeps_rows:
+        return "its batches may have other numbers of rows than those that it takes; map it in front of batch"
     concrete = RankGraphs(partition).marked("")
 
     def own_rows(part: tf.Tensor, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
