@@ -204,7 +204,8 @@ DIVIDED = {
     "shuffled once": lambda: Dataset.range(23).map(double).shuffle(9, seed=1, reshuffle_each_iteration=False).batch(6),
     "repeated": lambda: Dataset.range(7).map(double).repeat(3).batch(4),
     "repeated, shuffled": lambda: Dataset.range(7).shuffle(4, seed=2).repeat(3).map(double).shuffle(3, seed=4).batch(4),
-    "repeated behind a map that is shuffled": lambda: Dataset.range(7).shuffle(4, seed=2).map(double).repeat(3).batch(4),
+    "repeated behind a map that is shuffled":
+        lambda: Dataset.range(7).shuffle(4, seed=2).map(double).repeat(3).batch(4),
     "repeated for ever": lambda: Dataset.range(7).map(double).repeat().batch(4),
     "batches repeated": lambda: Dataset.range(7).map(double).batch(4).repeat(3),
     "batches repeated for ever": lambda: Dataset.range(7).map(double).batch(4, drop_remainder=True).repeat(),
@@ -213,8 +214,10 @@ DIVIDED = {
     "zipped": lambda: Dataset.zip((Dataset.range(23).map(double), Dataset.range(30))).batch(6),
     "both zipped": lambda: Dataset.zip((Dataset.range(23).map(pair), Dataset.range(30).map(double))).shuffle(
         5, seed=1).map(lambda parts, y: (parts["x"], y)).batch(6),
-    "zipped batches": lambda: Dataset.zip((Dataset.range(23).map(pair).batch(6), Dataset.range(23).map(double).batch(6))),
-    "concatenated batches": lambda: Dataset.range(9).map(double).batch(4).concatenate(Dataset.range(7).map(double).batch(4)),
+    "zipped batches":
+        lambda: Dataset.zip((Dataset.range(23).map(pair).batch(6), Dataset.range(23).map(double).batch(6))),
+    "concatenated batches":
+        lambda: Dataset.range(9).map(double).batch(4).concatenate(Dataset.range(7).map(double).batch(4)),
     "cached": lambda: Dataset.range(23).map(double).cache().map(double).batch(6),
     "cached batches": lambda: Dataset.range(23).shuffle(9, seed=1).map(double).batch(6).cache().repeat(2),
     "filtered": lambda: Dataset.range(43).filter(lambda x: x % 3 > 0).map(double).batch(6),
@@ -223,7 +226,8 @@ DIVIDED = {
         double).batch(4),
     "flat": lambda: Dataset.range(5).flat_map(lambda x: Dataset.range(x)).map(double).batch(4),
     "unbatched": lambda: Dataset.range(23).batch(5).unbatch().map(double).batch(4),
-    "generator": lambda: Dataset.from_generator(lambda: iter(range(13)), output_signature=tf.TensorSpec([], tf.int64)).map(
+    "generator":
+        lambda: Dataset.from_generator(lambda: iter(range(13)), output_signature=tf.TensorSpec([], tf.int64)).map(
         double).batch(4),
     "strings": lambda: records().shuffle(10, seed=5).map(numbered, tf.data.AUTOTUNE).batch(6),
     "longer rows, cut": lambda: Dataset.range(23).map(longer).map(lambda x: tf.pad(x, [[0, 5]])[:5]).batch(6),
@@ -233,9 +237,13 @@ DIVIDED = {
         lambda row: tf.reduce_sum(row)).batch(2),
     "sparse elements": lambda: Dataset.from_tensor_slices(tf.sparse.from_dense(np.eye(7))).map(
         tf.sparse.to_dense).batch(2),
-    "padded to a size": lambda: Dataset.range(23).map(longer).padded_batch(6, padded_shapes=[7], padding_values=tf.constant(-1, tf.int64)),
-    "padded structure": lambda: Dataset.range(23).map(lambda x: (longer(x), x)).padded_batch(6, padded_shapes=([5], [])),
-    "seeds of elements": lambda: Dataset.zip((Dataset.range(23), Dataset.random(seed=7).batch(2, drop_remainder=True))).map(
+    "padded to a size":
+        lambda: Dataset.range(23).map(longer).padded_batch(6, padded_shapes=[7],
+                                                       padding_values=tf.constant(-1, tf.int64)),
+    "padded structure":
+        lambda: Dataset.range(23).map(lambda x: (longer(x), x)).padded_batch(6, padded_shapes=([5], [])),
+    "seeds of elements":
+        lambda: Dataset.zip((Dataset.range(23), Dataset.random(seed=7).batch(2, drop_remainder=True))).map(
         drawn_of_seed, tf.data.AUTOTUNE).batch(6),
     "table and variable": lambda: Dataset.range(23).map(lambda x: TABLE.lookup(tf.cast(x, tf.int32))).map(
         lambda x: tf.cast(x, tf.int64) + OFFSET).batch(6),
@@ -249,12 +257,14 @@ DIVIDED = {
     "fewer rows than ranks": lambda: Dataset.range(9).map(pair).batch(4).map(scaled).map(lambda x, y: x + y[:, 0]),
     "rows of a batch that is larger": lambda: Dataset.range(23).map(double).batch(100),
     "rows one by one": lambda: Dataset.range(5).map(double).batch(1),
-    "batches of batches": lambda: Dataset.range(40).batch(3, drop_remainder=True).map(double).shuffle(9, seed=1).batch(4),
+    "batches of batches":
+        lambda: Dataset.range(40).batch(3, drop_remainder=True).map(double).shuffle(9, seed=1).batch(4),
     "zipped with batches": lambda: Dataset.zip(
         (Dataset.range(23).map(double), Dataset.range(60).batch(2, drop_remainder=True))).shuffle(5, seed=1).batch(4),
     "one source of two": lambda: (lambda source: Dataset.zip(source.map(double), source.map(pair)))(
         Dataset.range(23)).batch(4),
-    "batches of a dataset that is unbatched": lambda: Dataset.range(23).map(double).batch(6).unbatch().map(pair).batch(4),
+    "batches of a dataset that is unbatched":
+        lambda: Dataset.range(23).map(double).batch(6).unbatch().map(pair).batch(4),
     "named tuple": lambda: Dataset.range(9).map(lambda x: Named(x, {"b": x, "a": (double(x),)})).batch(4),
     "data class": lambda: Dataset.range(9).map(lambda x: Data(x, double(x))).batch(4),
     "tuple of one": lambda: Dataset.range(9).map(lambda x: (x,)).batch(4),
@@ -274,7 +284,8 @@ DIVIDED = {
     "enumerated": lambda: Dataset.range(9).map(double).enumerate().map(lambda i, x: i * x).batch(4),
     "unordered": lambda: Dataset.range(23).map(double, 4, deterministic=False).batch(4).with_options(UNORDERED),
     "unoptimized": lambda: Dataset.range(7).shuffle(4, seed=2).map(double).repeat(2).batch(4).with_options(UNOPTIMIZED),
-    "parallel interleave": lambda: Dataset.range(4).interleave(lambda x: Dataset.range(x + 2), num_parallel_calls=2).map(
+    "parallel interleave":
+        lambda: Dataset.range(4).interleave(lambda x: Dataset.range(x + 2), num_parallel_calls=2).map(
         double).batch(4),
     "unique": lambda: Dataset.range(23).map(lambda x: x % 5).unique().map(double).batch(4),
     "random": lambda: Dataset.random(seed=3, rerandomize_each_iteration=True).take(9).map(lambda x: x // 2).batch(4),
@@ -317,7 +328,8 @@ LEFT = {
     "bucket_by_sequence_length": (lambda: Dataset.range(13).map(longer).bucket_by_sequence_length(
         tf.size, [3], [2, 3]), DEPENDS),
     "ignore_errors": (lambda: Dataset.range(13).map(lambda x: 12 // (x % 5)).ignore_errors().batch(4), DEPENDS),
-    "ignore_errors of batches": (lambda: Dataset.range(13).map(lambda x: 12 // (x % 10)).batch(3).ignore_errors(), DEPENDS),
+    "ignore_errors of batches":
+        (lambda: Dataset.range(13).map(lambda x: 12 // (x % 10)).batch(3).ignore_errors(), DEPENDS),
     "choose_from_datasets": (lambda: Dataset.choose_from_datasets(
         [mapped(), mapped()], Dataset.range(20).map(lambda x: x % 2)).batch(4), DEPENDS),
     "assert_cardinality": (lambda: mapped().apply(tf.data.experimental.assert_cardinality(13)).batch(4), DEPENDS),
