@@ -159,7 +159,7 @@ def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
     """Returns a dataset of `OwnRows` whose rows each rank makes itself; None if every rank makes all rows."""
     if dataset in batch_sizes:  # of arrays: taking rows of them is all that it does
         return None
-    # They hold the dataset, and it holds them, so that the caches of a rank's rows are those of the call of `fit` before.
+    # They hold the dataset, and it holds them: the caches of a rank's rows are those of the call of `fit` before.
     known = vars(dataset).setdefault("_poseidon_selected", {})
     if ranks not in known:
         known[ranks] = row_selection.select(dataset, ranks)

@@ -161,14 +161,15 @@ def select(dataset: tf.data.Dataset, ranks: Ranks) -> tuple[Selected | None, inp
         (the dataset, None if no map would run for fewer rows than without it, the report).
     """
     ordered = _in_order(dataset)
+    if not tf.executing_eagerly():
+        reason = "its seeds and sizes are not known while a function is traced; make it outside"
+        return None, _report(ordered, {id(dataset): reason}, (), None)
     selection = _Selection(ranks)
     views: dict[int, _Views] = {}
     for each in ordered:
         views[id(each)] = selection.describe(each, [views[id(read)] for read in tf_compat.inputs_of(each)])
     batches, obstacles = views[id(dataset)].batches, dict(views[id(dataset)].obstacles)
-    if not tf.executing_eagerly():
-        obstacles = {id(dataset): "its seeds and sizes are not known while a function is traced; make it outside"}
-    elif is_shuffled_twice := _shuffles_for_two(ordered):
+    if is_shuffled_twice := _shuffles_for_two(ordered):
         obstacles[id(is_shuffled_twice)] = (
             "two datasets read it, and what one of them reads changes what the other does; make one for each")
     elif batches is not None and (text := _refused_types(dataset)):
@@ -289,7 +290,8 @@ class _Selection:
         if isinstance(stream, _Batches):
             return _with(stream, dataset, move)
         stream = self._behind_cache(stream, dataset)
-        return dataclasses.replace(stream, base=lambda: move(stream.base())) if stream.later or stream.obstacles else ""
+        base = (lambda: move(stream.base())) if stream.later else lambda: _flat(dataset)
+        return dataclasses.replace(stream, base=base)
 
     def _zip(self, dataset: tf.data.Dataset, how: Mapping[str, Any], *streams: _Stream) -> _Stream | str:
         del how
@@ -301,8 +303,9 @@ class _Selection:
         for stream, read in zip(elements, tf_compat.inputs_of(dataset), strict=True):
             later += [dataclasses.replace(each, begin=each.begin + begin) for each in stream.later]
             begin += len(tf_compat.flat_specs(read))
-        return _Elements(lambda: _flat(tf.data.Dataset.zip(tuple(stream.base() for stream in elements))),
-                         tuple(later), _united(stream.obstacles for stream in elements)) if later else ""
+        base = (lambda: _flat(tf.data.Dataset.zip(tuple(stream.base() for stream in elements)))) if later else (
+            lambda: _flat(dataset))
+        return _Elements(base, tuple(later), _united(stream.obstacles for stream in elements))
 
     def _zipped_batches(self, dataset: tf.data.Dataset, streams: Sequence[_Batches]) -> _Stream | str:
         if len({stream.batch_size for stream in streams}) > 1:
