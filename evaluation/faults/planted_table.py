@@ -254,8 +254,8 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
                 "        **kernel_settings.settings(),\n    }", "    }", was="311ff4b"),
     ),
     "data": (
-        Planted("ranks' parts overlap where rows do not divide", "tf_poseidon/data/datasets.py",
-                "return rank * base + smaller(rank, extra), count", "return rank * base, count"),
+        Planted("ranks' parts overlap where rows do not divide", "tf_poseidon/data/parts.py",
+                "(counts[:rank]), counts[rank]", "(counts[:rank]) // 2, counts[rank]"),
         Planted("other data on another rank pass", "tf_poseidon/data/datasets.py",
                 "    return fingerprints.with_first_compared(", "    return batch or ("),
         Planted("TensorFlow reads ahead, and steps seem not to wait for data", "tf_poseidon/ops/__init__.py",

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tf_poseidon.commands import doctor
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.job import engines
-from tf_poseidon.job import gpus
 from tf_poseidon.job.host import gpu_driver
+from tf_poseidon.job.host import gpus
 from tf_poseidon.ops import library
 
 

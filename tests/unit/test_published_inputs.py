@@ -15,7 +15,7 @@ import tensorflow as tf
 import test_row_selection as rows
 
 from tf_poseidon.data import row_selection
-from tf_poseidon.one_process import row_maps
+from tf_poseidon.strategy import row_maps
 
 AUTOTUNE = tf.data.AUTOTUNE
 Dataset = tf.data.Dataset
@@ -586,8 +586,9 @@ def test_rows_are_those_of_one_process(name, files):
 @pytest.mark.parametrize("name", CASES)
 def test_maps_are_divided(name, files):
     case = CASES[name]
-    report = row_selection.select(case.build(files), row_selection.Ranks(0, 3, name, by_rows=row_maps.by_rows))[1]
-    own = [step.name.removeprefix("map (").removesuffix(")") for step in report.steps
-           if step.is_own and step.name.startswith("map")]
+    ranks = row_selection.Ranks(0, (1, 1, 1), name, by_rows=row_maps.by_rows)
+    report = row_selection.select(case.build(files), ranks)[1]
+    own = [each.name.removeprefix("map (").removesuffix(")") for each in report.transformations
+           if each.is_own and each.name.startswith("map")]
     assert tuple(dict.fromkeys(own)) == case.own, report
     assert case.obstacle in str(report) and bool(case.obstacle) == bool(report.undivided_maps), report

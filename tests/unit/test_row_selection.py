@@ -15,10 +15,10 @@ from tf_poseidon.data import datasets
 from tf_poseidon.data import parts as parts_lib
 from tf_poseidon.data import row_selection
 from tf_poseidon.job.communicator import join_loopback
-from tf_poseidon.one_process import row_maps
+from tf_poseidon.strategy import row_maps
 
 Dataset = tf.data.Dataset
-SIZES = (2, 5)
+SHARES = ((1, 1), (3, 1, 1, 2, 1))
 
 
 @contextlib.contextmanager
@@ -42,12 +42,12 @@ def read(dataset, epochs, most=50):
     return [[values(batch) for batch in dataset.take(most)] for _ in range(epochs)]
 
 
-def check(build, size, epochs=1, most=50, is_independent=False, ranks=None, by_rows=row_maps.by_rows):
+def check(build, shares, epochs=1, most=50, is_independent=False, ranks=None, by_rows=row_maps.by_rows):
     """Checks that the rows of ranks are those of the batches of one process; returns the report of the last rank.
 
     Args:
         build: Returns a dataset, always the same.
-        size: Number of ranks.
+        shares: By rank.
         epochs: How many iterators are made of each.
         most: How many batches are compared.
         is_independent, by_rows: Same as in `row_selection.Ranks`.
@@ -56,9 +56,9 @@ def check(build, size, epochs=1, most=50, is_independent=False, ranks=None, by_r
     whole = build()
     expected = read(whole, epochs, most)
     with job_of_one():
-        for rank in range(size) if ranks is None else ranks:
+        for rank in range(len(shares)) if ranks is None else ranks:
             selected, report = row_selection.select(build(), row_selection.Ranks(
-                rank, size, "data", is_independent, by_rows))
+                rank, shares, "data", is_independent, by_rows))
             assert (selected is not None) == report.is_divided
             if selected is None:
                 return report
@@ -70,7 +70,7 @@ def check(build, size, epochs=1, most=50, is_independent=False, ranks=None, by_r
                 assert len(found) == len(batches), (epoch, rank)
                 for number, ((part, own), batch) in enumerate(zip(found, batches, strict=True)):
                     total = len(batch[0])
-                    first, count = parts_lib.of_rank(total, rank, size)
+                    first, count = parts_lib.of_rank(total, rank, shares)
                     assert part.tolist() == [total, first if count else 0, count]
                     for tensor, of_rank in zip(batch, own, strict=True):
                         np.testing.assert_array_equal(  # a rank without rows has the first one
@@ -89,7 +89,7 @@ def check_split(build, tolerance=0.0, epochs=2):
             assert len(found) == len(batches)
             for own, batch in zip(found, batches, strict=True):
                 for (part, of_rank), tensor in zip(own, batch, strict=True):
-                    first, count = parts_lib.of_rank(len(tensor), rank, size)
+                    first, count = parts_lib.of_rank(len(tensor), rank, (1,) * size)
                     assert part.tolist() == [len(tensor), first if count else 0, count]
                     wanted = tensor[first:first + count] if count else tensor[:1]
                     if tolerance:
@@ -103,8 +103,8 @@ def _split(dataset, rank, size, epochs):
     communicator, = join_loopback(1)
     communicator.use_for_ops()
     try:
-        split = datasets.split_dataset(dataset, row_selection.Ranks(rank, size, "data", by_rows=row_maps.by_rows),
-                                       communicator)
+        ranks = row_selection.Ranks(rank, (1,) * size, "data", by_rows=row_maps.by_rows)
+        split = datasets.split_dataset(dataset, ranks, communicator)
         del dataset
         return [[[(leaf.part.numpy(), dense(leaf.value)) for leaf in tf.nest.flatten(batch)] for batch in split]
                 for _ in range(epochs)]
@@ -293,10 +293,10 @@ DIVIDED = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shares", SHARES, ids=str)
 @pytest.mark.parametrize("build", DIVIDED.values(), ids=DIVIDED)
-def test_each_rank_makes_its_own_rows(build, size):
-    report = check(build, size, epochs=2, ranks=None if size == 2 else (1, 4))
+def test_each_rank_makes_its_own_rows(build, shares):
+    report = check(build, shares, epochs=2, ranks=None if len(shares) == 2 else (1, 4))
     assert report.is_divided, report
 
 
@@ -357,7 +357,7 @@ LEFT = {
 @pytest.mark.parametrize("name", LEFT)
 def test_what_cannot_be_moved_stays_whole(name):
     build, reason = LEFT[name]
-    report = check(build, 2)
+    report = check(build, (1, 1))
     assert not report.is_divided and reason in str(report), report
     if name != "nothing beside a tensor":  # else only so many parts are `OwnRows`
         check_split(build, epochs=1)
@@ -373,7 +373,7 @@ def test_iterators_of_the_user_and_of_each_fit_take_the_seeds_in_turn(build):
     expected = [[values(batch)[0] for batch in whole] for _ in range(6)]
     with job_of_one():
         def select():
-            return row_selection.select(of_rank, row_selection.Ranks(0, 2, "data"))[0].dataset
+            return row_selection.select(of_rank, row_selection.Ranks(0, (1, 1), "data"))[0].dataset
 
         first, found = select(), [list(of_rank)]
         found += [[own for _, own in first], list(of_rank), [own for _, own in first]]
@@ -386,7 +386,7 @@ def test_iterators_of_the_user_and_of_each_fit_take_the_seeds_in_turn(build):
 def test_each_rank_has_a_file_of_its_cache(tmp_path):
     with job_of_one():
         own = [iter(row_selection.select(Dataset.range(12).map(double).batch(4).cache(str(tmp_path / "cache")),
-                                         row_selection.Ranks(rank, 2, "data"))[0].dataset) for rank in range(2)]
+                                         row_selection.Ranks(rank, (1, 1), "data"))[0].dataset) for rank in range(2)]
         read = [np.concatenate([next(rows)[1] for rows in own]) for _ in range(3)]
         assert [next(rows, None) for rows in own] == [None, None]
     np.testing.assert_array_equal(np.concatenate(read), 2 * np.arange(12))
@@ -400,7 +400,7 @@ def test_a_cache_is_that_of_the_fit_before():
     try:
         dataset = Dataset.range(12).shuffle(12, seed=1).map(double).batch(4).cache()
         found = [[rows.value.numpy() for rows in datasets.split_dataset(
-            dataset, row_selection.Ranks(0, 2, "data"), communicator)] for _ in range(2)]
+            dataset, row_selection.Ranks(0, (1, 1), "data"), communicator)] for _ in range(2)]
     finally:
         communicator.goodbye()
         communicator.leave()
@@ -410,7 +410,7 @@ def test_a_cache_is_that_of_the_fit_before():
 def test_zipped_batches_of_other_sizes_are_an_error():
     with job_of_one():
         dataset = Dataset.zip(mapped().batch(4), Dataset.range(14).batch(4))
-        selected, _ = row_selection.select(dataset, row_selection.Ranks(0, 2, "data"))
+        selected, _ = row_selection.select(dataset, row_selection.Ranks(0, (1, 1), "data"))
         with pytest.raises(tf.errors.InvalidArgumentError, match="must have the same first dimension"):
             list(selected.dataset)
 
@@ -419,7 +419,7 @@ def test_a_dataset_made_in_a_function_stays_whole():
     @tf.function
     def traced(size):
         dataset = Dataset.range(size).map(double).shuffle(3, seed=1).batch(size)
-        selected, report = row_selection.select(dataset, row_selection.Ranks(0, 2, "data"))
+        selected, report = row_selection.select(dataset, row_selection.Ranks(0, (1, 1), "data"))
         assert selected is None and "make it outside" in report.sentence()
         return size
 
@@ -428,8 +428,8 @@ def test_a_dataset_made_in_a_function_stays_whole():
 
 def test_input_independent_maps_with_python_and_random_numbers_of_own_rows():
     report = check(lambda: Dataset.range(13).map(lambda x: tf.ensure_shape(
-        tf.py_function(double, [x], tf.int64), [])).batch(4), 3, is_independent=True)
+        tf.py_function(double, [x], tf.int64), [])).batch(4), (1, 1, 1), is_independent=True)
     assert not report.undivided_maps
-    ranks = row_selection.Ranks(1, 2, "data", is_independent=True)
+    ranks = row_selection.Ranks(1, (1, 1), "data", is_independent=True)
     with job_of_one():
         assert row_selection.select(Dataset.range(13).map(drawn).batch(4), ranks)[0] is not None

@@ -14,7 +14,7 @@ import test_row_selection as rows
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.data import row_selection
-from tf_poseidon.one_process import row_maps
+from tf_poseidon.strategy import row_maps
 
 PROGRAMS = int(os.environ.get("POSEIDON_INPUT_PROGRAMS", 15))
 SEED = os.environ.get("POSEIDON_FUZZ_SEED")

@@ -9,7 +9,7 @@ from tf_poseidon.base import tables
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class Transformation:
     """What one dataset does.
 
     Attributes:
@@ -28,11 +28,11 @@ class InputReport:
     """What each rank runs of a dataset.
 
     Attributes:
-        steps: The `Step`s, behind what they read.
+        transformations: The `Transformation`s, behind what they read.
         batch_size: Rows of a global batch, None if every rank makes all rows.
     """
 
-    steps: tuple[Step, ...]
+    transformations: tuple[Transformation, ...]
     batch_size: int | None
 
     @property
@@ -41,21 +41,21 @@ class InputReport:
         return self.batch_size is not None
 
     @property
-    def undivided_maps(self) -> tuple[Step, ...]:
+    def undivided_maps(self) -> tuple[Transformation, ...]:
         """The maps that every rank runs for all rows."""
-        return tuple(step for step in self.steps if step.name.startswith("map") and not step.is_own)
+        return tuple(each for each in self.transformations if each.name.startswith("map") and not each.is_own)
 
     def sentence(self) -> str:
         """Returns what runs for all rows, and why; "" if each rank makes its own rows with all maps."""
         if not self.undivided_maps:
             return ""
-        names = ", ".join(dict.fromkeys(step.name for step in self.undivided_maps))
-        reasons = [f"'{step.name}': {step.obstacle}" for step in self.steps if step.obstacle]
+        names = ", ".join(dict.fromkeys(each.name for each in self.undivided_maps))
+        reasons = [f"'{each.name}': {each.obstacle}" for each in self.transformations if each.obstacle]
         return (f"Every rank runs {names} for all rows of a batch" + (f", since of {'; of '.join(reasons)}" if reasons
                 else "") + ".")
 
     def __str__(self) -> str:
         title = (f"Each rank makes its own rows of batches of {self.batch_size}:" if self.is_divided else
                  "Every rank makes all rows of each batch, and takes its own:")
-        rows = [[step.name, "own rows" if step.is_own else "all rows", step.obstacle] for step in self.steps]
+        rows = [[each.name, "own rows" if each.is_own else "all rows", each.obstacle] for each in self.transformations]
         return "\n".join([title, *tables.aligned(rows, left=(0, 1, 2), indent="  ")])

@@ -552,7 +552,7 @@ def _structured(rows: tf.data.Dataset, dataset: tf.data.Dataset, name: str) -> t
 def _report(ordered: Sequence[tf.data.Dataset], obstacles: Mapping[int, str], done: Sequence[tf.data.Dataset],
             batch_size: int | None) -> input_report.InputReport:
     own = set(map(id, done))
-    return input_report.InputReport(tuple(input_report.Step(
+    return input_report.InputReport(tuple(input_report.Transformation(
         _name(each), id(each) in own, obstacles.get(id(each), "")) for each in ordered
         if tf_compat.transformation(each)[0] not in ("options", "prefetch")), batch_size)
 

@@ -16,8 +16,8 @@ from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import JobError
 from tf_poseidon.errors import shortened
-from tf_poseidon.job import gpus
 from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.host import gpus
 from tf_poseidon.job.host import kernel_settings
 
 _log = logging.getLogger("tf_poseidon")

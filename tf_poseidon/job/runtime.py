@@ -15,9 +15,9 @@ from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.job import engines
 from tf_poseidon.job import failures
-from tf_poseidon.job import gpus
 from tf_poseidon.job.ending import Ending
 from tf_poseidon.job.ending import report_and_exit
+from tf_poseidon.job.host import gpus
 from tf_poseidon.options import JobOptions
 from tf_poseidon.options import TrainingOptions
 

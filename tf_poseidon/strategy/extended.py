@@ -23,9 +23,9 @@ from tf_poseidon.job.joined_job import Job
 from tf_poseidon.loops import loop_variables as variables_lib
 from tf_poseidon.loops import step as step_lib
 from tf_poseidon.one_process import context
-from tf_poseidon.one_process import row_maps
 from tf_poseidon.ops import sites
 from tf_poseidon.options import TrainingOptions
+from tf_poseidon.strategy import row_maps
 
 
 class _ReplicaContext(tf.distribute.ReplicaContext):
