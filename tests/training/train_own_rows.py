@@ -110,9 +110,10 @@ def records(directory, files):
     path = str(directory / f"records{os.getpid()}")
     with tf.io.TFRecordWriter(path) as writer:
         for i, file in enumerate(files):
-            writer.write(tf.train.Example(features=tf.train.Features(feature={
+            example = tf.train.Example(features=tf.train.Features(feature={
                 "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[pathlib.Path(file).read_bytes()])),
-                "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[i % 2]))})).SerializeToString())
+                "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[i % 2]))}))
+            writer.write(example.SerializeToString(deterministic=True))
 
     def parse(record):
         parsed = tf.io.parse_single_example(record, {"image": tf.io.FixedLenFeature([], tf.string),
