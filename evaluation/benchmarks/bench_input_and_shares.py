@@ -1,0 +1,338 @@
+"""Measures what is gained where ranks make their own rows, and have shares of rows that suit their speeds.
+
+    sudo env "PATH=$PATH" python -m evaluation.benchmarks.bench_input_and_shares \
+        --json docs/results/input_and_shares.json --markdown docs/results/input_and_shares.md
+
+Each rank has a part of a processor, so that a machine with 2 of them carries 4 hosts, and one of these can be slower.
+Every measurement is a job of its own (shares_rank.py); those that are compared take turns, and are verified before they
+are timed: their weights are one process's, and each rank has decoded the images that it should. Parts that are not
+measured keep what the file of --json says of them.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sysconfig
+import tempfile
+from typing import Any
+
+from absl import app
+from absl import flags
+import numpy as np
+import rich.progress
+
+from evaluation import modules
+from evaluation import output
+from evaluation import timing
+from evaluation.clusters import processor_parts
+from tf_poseidon.data import parts as parts_lib
+
+RANKS, PART = 4, 0.3  # of a processor
+IMAGES, SIDE = 512, 160
+# Divisible by 4, by 4 + 4 + 4 + 1 and by 2 + 2 + 2 + 1: so the ideal shares need no rounding.
+BATCH = 364
+BOUNDS = {"rtol": 2e-4, "atol": 2e-5}  # those of tests/training/test_own_rows.py
+_TIMEOUT_S = 600
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A job of ranks of shares_rank.py.
+
+    Attributes:
+        ranks: How many; 1 runs without mpiexec.
+        rows: Same as in PoseidonStrategy.
+        slower: How many times slower the last rank is.
+        has_images: Whether it decodes images; else it trains an expensive model on arrays.
+        own_rows: Whether each rank may decode its own rows only.
+        epochs, steps, batch: Of what is measured: epochs, their steps, rows of a global batch.
+        layers: Convolutions of the model.
+    """
+
+    ranks: int = RANKS
+    rows: Any = None
+    slower: float = 1
+    has_images: bool = False
+    own_rows: bool = True
+    epochs: int = 4
+    steps: int = 10
+    batch: int = BATCH
+    layers: int = 2
+
+
+@dataclasses.dataclass
+class Measured:
+    """What a job has noted: by rank what it has written, and its weights."""
+
+    ranks: list[dict[str, Any]]
+    weights: list[list[np.ndarray]]
+
+    def steps(self, job: Job, name: str = "seconds", rank: int = 0, first: int = 1) -> list[float]:
+        """Returns a time of a step, in each epoch from `first` on."""
+        return [epoch[name] / job.steps for epoch in self.ranks[rank]["epochs"][first:]]
+
+
+def run(job: Job, images: str = "") -> Measured:
+    """Runs a job, in which each rank has its part of a processor."""
+    launcher = [os.path.join(sysconfig.get_path("scripts"), "mpiexec"), "-n", str(job.ranks)] if job.ranks > 1 else []
+    parts = [PART] * (job.ranks - 1) + [PART / job.slower]
+    with tempfile.TemporaryDirectory() as name, processor_parts.made(parts) as folders:
+        directory = pathlib.Path(name)
+        (directory / "options.json").write_text(json.dumps(dataclasses.asdict(job) | {
+            "images": images if job.has_images else "", "parts": list(map(str, folders)), "weights_after": 1}))
+        done = subprocess.run([*launcher, *modules.command("benchmarks.shares_rank"), name], capture_output=True,
+                              text=True, timeout=_TIMEOUT_S, env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"})
+        if done.returncode:
+            raise SystemExit(f"{job} ended with status {done.returncode}, expected 0:\n{done.stderr[-4000:]}")
+        ranks = [json.loads((directory / f"{rank}.json").read_text()) for rank in range(job.ranks)]
+        weights = []
+        for rank in range(job.ranks):
+            with np.load(directory / f"{rank}.npz") as file:
+                weights.append([file[f"arr_{i}"] for i in range(len(file.files))])
+    return Measured(ranks, weights)
+
+
+def verify(job: Job, measured: Measured, expected: Measured) -> None:
+    """Checks that a job has trained what one process has, and decoded what it should."""
+    for rank, weights in enumerate(measured.weights):
+        for value, of_rank_0, alone in zip(weights, measured.weights[0], expected.weights[0], strict=True):
+            np.testing.assert_array_equal(value, of_rank_0, f"{job}, rank {rank}")
+            np.testing.assert_allclose(value, alone, **BOUNDS, err_msg=f"{job}, rank {rank}")
+    if not job.has_images:
+        return
+    decoded = [0] * job.ranks
+    for begin in range(0, IMAGES, job.batch):
+        total = min(job.batch, IMAGES - begin)
+        counts = parts_lib.counts_of(total, [1] * job.ranks) if job.own_rows else [total] * job.ranks
+        decoded = [before + count for before, count in zip(decoded, counts)]
+    found = [rank["decoded"] for rank in measured.ranks]
+    if found != decoded:
+        raise AssertionError(f"{job}: the ranks have decoded {found} images, expected {decoded}.")
+
+
+def in_turns(jobs: Mapping[str, Job], rounds: int, title: str, images: str = "", alone: Job | None = None,
+             ) -> dict[str, list[Measured]]:
+    """Runs jobs that take turns, and verifies each before anything is reported.
+
+    Args:
+        jobs: By name.
+        rounds: How often each runs.
+        title: For the progress.
+        images: The folder of the images.
+        alone: The same training by one process, if none of the jobs is that.
+    """
+    expected = run(alone, images) if alone else None
+    systems = {name: lambda job=job: run(job, images) for name, job in jobs.items()}
+    found = timing.in_turns(systems, rich.progress.track(range(rounds), title, transient=True),
+                            clock=lambda system: system())
+    for name, job in jobs.items():
+        for measured in found[name]:
+            verify(job, measured, expected or next(iter(found.values()))[0])
+    return found
+
+
+def write_images(folder: pathlib.Path) -> None:
+    """Writes images that look like photographs: smooth, with some noise."""
+    import tensorflow as tf  # late: only here
+    rng = np.random.default_rng(4)
+    for number in range(IMAGES):
+        rough = tf.image.resize(rng.integers(0, 256, (20, 20, 3)).astype(np.float32), [SIDE, SIDE], "bicubic")
+        pixels = np.clip(rough + rng.normal(0, 8, (SIDE, SIDE, 3)), 0, 255).astype(np.uint8)
+        (folder / f"{number:04}.jpg").write_bytes(tf.io.encode_jpeg(pixels).numpy())
+
+
+def _summary(values: Sequence[float]) -> dict[str, Any]:
+    return timing.summary(values) | {"samples": len(values)}
+
+
+def _milliseconds(found: Sequence[Measured], job: Job, name: str, first: int = 1) -> list[float]:
+    """Returns by rank the median of a time of a step, in milliseconds."""
+    return [1e3 * statistics.median(sum((each.steps(job, name, rank, first) for each in found), []))
+            for rank in range(job.ranks)]
+
+
+def measure_input(rounds: int) -> dict[str, Any]:
+    """Measures rows per second of a job that mostly decodes images, by one rank and by several."""
+    common = {"has_images": True, "epochs": 5, "steps": 6, "batch": 256, "layers": 0}
+    jobs = {"1 rank": Job(ranks=1, **common), f"{RANKS} ranks": Job(**common),
+            f"{RANKS} ranks, each decodes all rows": Job(own_rows=False, **common)}
+    with tempfile.TemporaryDirectory() as images:
+        write_images(pathlib.Path(images))
+        found = in_turns(jobs, rounds, "input", images)
+    seconds = {name: [measured.steps(jobs[name]) for measured in found[name]] for name in jobs}
+    return {name: {
+        "rows_per_s": _summary([job.batch / each for times in seconds[name] for each in times]),
+        # By rounds, since the machine's speed drifts.
+        "to_1_rank": _summary([statistics.median(base) / statistics.median(times)
+                               for times, base in zip(seconds[name], seconds["1 rank"], strict=True)]),
+        **{part: _milliseconds(found[name], job, part) for part in ("processor_seconds", "input_seconds",
+                                                                    "waiting_seconds")},
+        "decoded": [rank["decoded"] for rank in found[name][0].ranks],
+        "input": found[name][0].ranks[0]["input"]} for name, job in jobs.items()}
+
+
+def measure_shares(rounds: int) -> dict[str, Any]:
+    """Measures steps per second with a slower rank, by the shares of rows."""
+    results = {}
+    alone = Job(ranks=1, epochs=2)
+    for slower in (2, 4):
+        jobs = {"equal": Job(slower=slower, epochs=4), "balanced": Job(rows="balanced", slower=slower, epochs=9),
+                "ideal": Job(rows=[slower] * (RANKS - 1) + [1], slower=slower, epochs=5)}
+        found = in_turns(jobs, rounds, f"{slower} times slower", alone=alone)
+        # The epochs after the last decision; the first has windows of steps before the rank was slower.
+        first = {name: [_last_decision(measured) if name == "balanced" else 1 for measured in found[name]]
+                 for name in jobs}
+        seconds = {name: [measured.steps(job, first=begin) for measured, begin in zip(found[name], first[name])]
+                   for name, job in jobs.items()}
+        results[f"{slower}"] = {name: {
+            "ms": _summary([1e3 * each for times in seconds[name] for each in times]),
+            "to_equal": _summary([statistics.median(base) / statistics.median(times)
+                                  for times, base in zip(seconds[name], seconds["equal"], strict=True)]),
+            "to_ideal": _summary([statistics.median(times) / statistics.median(base)
+                                  for times, base in zip(seconds[name], seconds["ideal"], strict=True)]),
+            **{part: _milliseconds(found[name], jobs[name], part, max(first[name]))
+               for part in ("processor_seconds", "waiting_seconds")},
+            "shares": [parts_lib.counts_of(BATCH, measured.ranks[0]["epochs"][-1]["shares"] or [1] * RANKS)
+                       for measured in found[name]],
+            "measured_from_epoch": [begin + 1 for begin in first[name]],
+            "steps": jobs[name].epochs * jobs[name].steps,
+            "warnings": [_warnings(measured) for measured in found[name]]} for name in jobs}
+    return results
+
+
+def _last_decision(measured: Measured) -> int:
+    """Returns the first epoch with the shares that a job ended with, counted from 0, at least 1."""
+    shares = [epoch["shares"] for epoch in measured.ranks[0]["epochs"]]
+    return max(1, next(i for i in range(len(shares)) if all(each == shares[-1] for each in shares[i:])))
+
+
+def _warnings(measured: Measured) -> list[list[Any]]:
+    """Returns the step and the text of each warning of a straggler."""
+    return [message for message in measured.ranks[0]["messages"] if message[1].startswith("Rank ")]
+
+
+def measure_cost(rounds: int) -> dict[str, Any]:
+    """Measures steps of equal ranks, with shares that are balanced and without."""
+    common = {"epochs": 7, "steps": 20, "batch": 64}
+    jobs = {"equal": Job(**common), "balanced": Job(rows="balanced", **common)}
+    found = in_turns(jobs, rounds, "cost", alone=Job(ranks=1, epochs=2, steps=20, batch=64))
+    seconds = {name: [measured.steps(jobs[name]) for measured in found[name]] for name in jobs}
+    processor = {name: [sum((measured.steps(jobs[name], "processor_seconds", rank) for rank in range(RANKS)), [])
+                        for measured in found[name]] for name in jobs}
+    return {name: {
+        "ms": _summary([1e3 * each for times in seconds[name] for each in times]),
+        "processor_ms": _summary([1e3 * each for times in processor[name] for each in times]),
+        "to_equal": _summary([statistics.median(times) / statistics.median(base)
+                              for times, base in zip(seconds[name], seconds["equal"], strict=True)]),
+        "processor_to_equal": _summary([statistics.median(times) / statistics.median(base) for times, base in zip(
+            processor[name], processor["equal"], strict=True)]),
+        "decisions": [len({tuple(epoch["shares"]) for epoch in measured.ranks[0]["epochs"]}) - 1
+                      for measured in found[name]]} for name in jobs}
+
+
+def _aim(what: str, value: float, limit: float, is_least: bool, digits: int = 2) -> str:
+    """Returns a sentence that says whether an aim was met."""
+    is_met = value >= limit if is_least else value <= limit
+    return (f"* {what}: {value:.{digits}f}, aimed at {'at least' if is_least else 'at most'} {limit:g}: "
+            f"{'met' if is_met else '**not met**'}.")
+
+
+def _by_rank(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.0f}" for value in values)
+
+
+def _input_lines(found: Mapping[str, Any]) -> list[str]:
+    rows = [(name, timing.text(each["rows_per_s"], 0), timing.text(each["to_1_rank"]),
+             _by_rank(each["processor_seconds"]), _by_rank(each["waiting_seconds"]),
+             _by_rank(each["decoded"])) for name, each in found.items()]
+    return ["## Own rows of images", "",
+            f"Batches of 256 of {IMAGES} JPEGs of {SIDE} x {SIDE} are decoded and resized, for a model of one layer.", "",
+            *output.markdown_table(("job", "rows/s", "to 1 rank", "processor, ms of a step by rank",
+                                    "waits for others, ms", f"images decoded of {IMAGES}"), rows), "",
+            _aim("Rows per second of 4 ranks to those of one", found[f"{RANKS} ranks"]["to_1_rank"]["median"], 3.6,
+                 True), ""]
+
+
+def _shares_lines(found: Mapping[str, Any]) -> list[str]:
+    lines = ["## Shares of rows where a rank is slower", "",
+             f"The last of {RANKS} ranks has a smaller part of a processor; batches have {BATCH} rows.", ""]
+    rows, aims = [], []
+    for slower, least in (("2", 1.6), ("4", 2.9)):
+        for name, each in found[slower].items():
+            rows.append((slower, name, timing.text(each["ms"], 0), timing.text(each["to_equal"]),
+                         timing.text(each["to_ideal"]), "; ".join(_by_rank(counts) for counts in each["shares"]),
+                         _by_rank(each["processor_seconds"]), _by_rank(each["waiting_seconds"]),
+                         "; ".join(f"{len(warned)} in {each['steps']} steps, the first after "
+                                   f"{warned[0][0] if warned else '-'}" for warned in each["warnings"])))
+        balanced = found[slower]["balanced"]
+        aims += [_aim(f"{slower} times slower, a balanced step to one with ideal shares",
+                      balanced["to_ideal"]["median"], 1.1, False),
+                 _aim(f"{slower} times slower, speed of balanced to equal shares", balanced["to_equal"]["median"],
+                      least, True)]
+        latest = max(warned[0][0] if warned else float("inf")
+                     for name in ("equal", "balanced") for warned in found[slower][name]["warnings"])
+        aims.append(_aim(f"{slower} times slower, steps until a warning names the rank, at most", latest, 20, False, 0))
+        says = [text for name in ("equal", "balanced") for warned in found[slower][name]["warnings"]
+                for _, text in warned if not text.startswith(f"Rank {RANKS - 1} ")]
+        aims.append(f"* {slower} times slower, {len(says)} warnings name another rank.")
+    return [*lines, *output.markdown_table((
+        "times slower", "shares", "step, ms", "speed to equal", "step to ideal", "rows by rank, of each run",
+        "processor, ms of a step by rank", "waits for others, ms", "warnings of each run"), rows), "",
+        "Measured after the last decision. The first warning of a run:", "",
+        *(f"> {found[slower]['equal']['warnings'][0][0][1]}\n" for slower in found
+          if found[slower]["equal"]["warnings"][0]), *aims, ""]
+
+
+def _cost_lines(found: Mapping[str, Any]) -> list[str]:
+    rows = [(name, timing.text(each["ms"], 1), timing.text(each["to_equal"], 3), timing.text(each["processor_ms"], 2),
+             timing.text(each["processor_to_equal"], 3), str(sum(each["decisions"]))) for name, each in found.items()]
+    balanced = found["balanced"]
+    return ["## Balanced shares where ranks are equal", "", *output.markdown_table((
+        "shares", "step, ms", "to equal", "processor of a rank, ms of a step", "to equal", "decisions"), rows), "",
+        _aim("A step with balanced shares to one without", balanced["to_equal"]["median"], 1.01, False, 3),
+        f"* The same of the processor's time: {balanced['processor_to_equal']['median']:.3f}.", ""]
+
+
+_PARTS = {"input": (measure_input, _input_lines), "shares": (measure_shares, _shares_lines),
+          "cost": (measure_cost, _cost_lines)}
+
+
+def report(results: Mapping[str, Any]) -> str:
+    """Returns the page in Markdown."""
+    lines = ["# Own rows, and shares of rows", "",
+             "Written by `evaluation.benchmarks.bench_input_and_shares --markdown`: medians (quartiles). Each rank has "
+             f"{PART:g} of a", "processor, and threads of ops of its own; the machine has 2, and carries 4 ranks.", ""]
+    for name, (_, described) in _PARTS.items():
+        if name in results:
+            lines += described(results[name])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main(_):
+    unknown = set(_MEASURED.value) - set(_PARTS)
+    if unknown:
+        raise app.UsageError(f"--parts has '{min(unknown)}', expected some of {', '.join(_PARTS)}.")
+    path = pathlib.Path(_JSON.value or "")
+    results = json.loads(path.read_text()) if path.is_file() else {}
+    for name in _MEASURED.value:
+        rounds = _ROUNDS.value or {"input": 3, "shares": 2, "cost": 5}[name]
+        results[name] = _PARTS[name][0](rounds)
+        output.write_json(_JSON.value, results)
+    text = report(results)
+    print(text)
+    if _MARKDOWN.value:
+        pathlib.Path(_MARKDOWN.value).write_text(text)
+
+
+if __name__ == "__main__":
+    _JSON = output.json_flag(what="File for the results; of parts that are not measured, it is kept.")
+    _MARKDOWN = output.markdown_flag()
+    _MEASURED = flags.DEFINE_list("parts", list(_PARTS), "What to measure.")
+    _ROUNDS = flags.DEFINE_integer("rounds", None, "Runs of each job; by default as many as its spread needs.",
+                                   lower_bound=2)
+    app.run(main)
