@@ -120,6 +120,8 @@ bench: horovod
 	test $$(id -u) != 0 || for part in overlap bytes; do $(BIN)/python -m evaluation.comparisons.bench_emulated --again \
 	  --parts $$part --json docs/results/$$part.json || exit 1; done
 	$(BIN)/mpiexec -n 2 $(BIN)/python -m evaluation.benchmarks.bench_zeros --json docs/results/bench_zeros.json
+	test $$(id -u) != 0 || $(BIN)/python -m evaluation.benchmarks.bench_input_and_shares \
+	  --json docs/results/input_and_shares.json --markdown docs/results/input_and_shares.md
 	$(BIN)/python -m evaluation.benchmarks.bench_overhead --json docs/results/bench_overhead.json
 	$(BIN)/python -m evaluation.benchmarks.bench_first_step --json docs/results/bench_first_step.json
 	$(BIN)/python -m evaluation.benchmarks.bench_outer_product --json docs/results/bench_outer_product.json

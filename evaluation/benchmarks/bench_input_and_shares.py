@@ -3,10 +3,10 @@
     sudo env "PATH=$PATH" python -m evaluation.benchmarks.bench_input_and_shares \
         --json docs/results/input_and_shares.json --markdown docs/results/input_and_shares.md
 
-Each rank has a part of a processor, so that a machine with 2 of them carries 4 hosts, and one of these can be slower.
-Every measurement is a job of its own (shares_rank.py); those that are compared take turns, and are verified before they
-are timed: their weights are one process's, and each rank has decoded the images that it should. Parts that are not
-measured keep what the file of --json says of them.
+Ranks that decode have a part of a processor each, so that a machine with 2 of them carries 4 hosts. Where ranks have
+other speeds, they wait for emulated accelerators. Each measurement is a job of its own (shares_rank.py); those that are
+compared take turns, and are verified before they are reported: their weights are one process's, and each rank has
+decoded the images that it should. Parts that are not measured keep what the file of --json says of them.
 """
 
 from collections.abc import Mapping
@@ -32,10 +32,11 @@ from evaluation import timing
 from evaluation.clusters import processor_parts
 from tf_poseidon.data import parts as parts_lib
 
-RANKS, PART = 4, 0.3  # of a processor
+RANKS = 4
 IMAGES, SIDE = 512, 160
-# Divisible by 4, by 4 + 4 + 4 + 1 and by 2 + 2 + 2 + 1: so the ideal shares need no rounding.
-BATCH = 364
+# Rows of a batch, by how many times slower the last rank is: ideal shares need no rounding, nor do equal ones.
+BATCHES = {2: 112, 4: 104}
+ROW_MS = 6.0
 BOUNDS = {"rtol": 2e-4, "atol": 2e-5}  # those of tests/training/test_own_rows.py
 _TIMEOUT_S = 600
 
@@ -47,22 +48,24 @@ class Job:
     Attributes:
         ranks: How many; 1 runs without mpiexec.
         rows: Same as in PoseidonStrategy.
-        slower: How many times slower the last rank is.
-        has_images: Whether it decodes images; else it trains an expensive model on arrays.
+        slower: How many times slower the accelerator of the last rank is.
+        row_ms: How long the others need for a row.
+        has_images: Whether it decodes images, and has no accelerators.
         own_rows: Whether each rank may decode its own rows only.
         epochs, steps, batch: Of what is measured: epochs, their steps, rows of a global batch.
-        layers: Convolutions of the model.
+        part: Of a processor, for each rank.
     """
 
     ranks: int = RANKS
     rows: Any = None
     slower: float = 1
+    row_ms: float = 0
     has_images: bool = False
     own_rows: bool = True
     epochs: int = 4
-    steps: int = 10
-    batch: int = BATCH
-    layers: int = 2
+    steps: int = 20
+    batch: int = 256
+    part: float = 1
 
 
 @dataclasses.dataclass
@@ -80,8 +83,7 @@ class Measured:
 def run(job: Job, images: str = "") -> Measured:
     """Runs a job, in which each rank has its part of a processor."""
     launcher = [os.path.join(sysconfig.get_path("scripts"), "mpiexec"), "-n", str(job.ranks)] if job.ranks > 1 else []
-    parts = [PART] * (job.ranks - 1) + [PART / job.slower]
-    with tempfile.TemporaryDirectory() as name, processor_parts.made(parts) as folders:
+    with tempfile.TemporaryDirectory() as name, processor_parts.made([job.part] * job.ranks) as folders:
         directory = pathlib.Path(name)
         (directory / "options.json").write_text(json.dumps(dataclasses.asdict(job) | {
             "images": images if job.has_images else "", "parts": list(map(str, folders)), "weights_after": 1}))
@@ -158,7 +160,7 @@ def _milliseconds(found: Sequence[Measured], job: Job, name: str, first: int = 1
 
 def measure_input(rounds: int) -> dict[str, Any]:
     """Measures rows per second of a job that mostly decodes images, by one rank and by several."""
-    common = {"has_images": True, "epochs": 5, "steps": 6, "batch": 256, "layers": 0}
+    common = {"has_images": True, "epochs": 4, "steps": 12, "part": 0.3}
     jobs = {"1 rank": Job(ranks=1, **common), f"{RANKS} ranks": Job(**common),
             f"{RANKS} ranks, each decodes all rows": Job(own_rows=False, **common)}
     with tempfile.TemporaryDirectory() as images:
@@ -179,11 +181,11 @@ def measure_input(rounds: int) -> dict[str, Any]:
 def measure_shares(rounds: int) -> dict[str, Any]:
     """Measures steps per second with a slower rank, by the shares of rows."""
     results = {}
-    alone = Job(ranks=1, epochs=2)
-    for slower in (2, 4):
-        jobs = {"equal": Job(slower=slower, epochs=4), "balanced": Job(rows="balanced", slower=slower, epochs=9),
-                "ideal": Job(rows=[slower] * (RANKS - 1) + [1], slower=slower, epochs=5)}
-        found = in_turns(jobs, rounds, f"{slower} times slower", alone=alone)
+    for slower, batch in BATCHES.items():
+        common = {"slower": slower, "row_ms": ROW_MS, "batch": batch}
+        jobs = {"equal": Job(epochs=3, **common), "balanced": Job(rows="balanced", epochs=6, **common),
+                "ideal": Job(rows=[slower] * (RANKS - 1) + [1], epochs=3, **common)}
+        found = in_turns(jobs, rounds, f"{slower} times slower", alone=Job(ranks=1, epochs=2, batch=batch))
         # The epochs after the last decision; the first has windows of steps before the rank was slower.
         first = {name: [_last_decision(measured) if name == "balanced" else 1 for measured in found[name]]
                  for name in jobs}
@@ -197,7 +199,7 @@ def measure_shares(rounds: int) -> dict[str, Any]:
                                   for times, base in zip(seconds[name], seconds["ideal"], strict=True)]),
             **{part: _milliseconds(found[name], jobs[name], part, max(first[name]))
                for part in ("processor_seconds", "waiting_seconds")},
-            "shares": [parts_lib.counts_of(BATCH, measured.ranks[0]["epochs"][-1]["shares"] or [1] * RANKS)
+            "shares": [parts_lib.counts_of(batch, measured.ranks[0]["epochs"][-1]["shares"] or [1] * RANKS)
                        for measured in found[name]],
             "measured_from_epoch": [begin + 1 for begin in first[name]],
             "steps": jobs[name].epochs * jobs[name].steps,
@@ -218,9 +220,9 @@ def _warnings(measured: Measured) -> list[list[Any]]:
 
 def measure_cost(rounds: int) -> dict[str, Any]:
     """Measures steps of equal ranks, with shares that are balanced and without."""
-    common = {"epochs": 7, "steps": 20, "batch": 64}
+    common = {"epochs": 6, "steps": 60, "batch": 64, "row_ms": 1}
     jobs = {"equal": Job(**common), "balanced": Job(rows="balanced", **common)}
-    found = in_turns(jobs, rounds, "cost", alone=Job(ranks=1, epochs=2, steps=20, batch=64))
+    found = in_turns(jobs, rounds, "cost", alone=Job(ranks=1, epochs=2, steps=60, batch=64))
     seconds = {name: [measured.steps(jobs[name]) for measured in found[name]] for name in jobs}
     processor = {name: [sum((measured.steps(jobs[name], "processor_seconds", rank) for rank in range(RANKS)), [])
                         for measured in found[name]] for name in jobs}
@@ -251,7 +253,8 @@ def _input_lines(found: Mapping[str, Any]) -> list[str]:
              _by_rank(each["processor_seconds"]), _by_rank(each["waiting_seconds"]),
              _by_rank(each["decoded"])) for name, each in found.items()]
     return ["## Own rows of images", "",
-            f"Batches of 256 of {IMAGES} JPEGs of {SIDE} x {SIDE} are decoded and resized, for a model of one layer.", "",
+            f"{IMAGES} JPEGs of {SIDE} x {SIDE} are decoded and resized, in batches of 256, and the model",
+            "has one layer. Each rank has 0.3 of a processor.", "",
             *output.markdown_table(("job", "rows/s", "to 1 rank", "processor, ms of a step by rank",
                                     "waits for others, ms", f"images decoded of {IMAGES}"), rows), "",
             _aim("Rows per second of 4 ranks to those of one", found[f"{RANKS} ranks"]["to_1_rank"]["median"], 3.6,
@@ -260,7 +263,8 @@ def _input_lines(found: Mapping[str, Any]) -> list[str]:
 
 def _shares_lines(found: Mapping[str, Any]) -> list[str]:
     lines = ["## Shares of rows where a rank is slower", "",
-             f"The last of {RANKS} ranks has a smaller part of a processor; batches have {BATCH} rows.", ""]
+             f"Emulated accelerators need {ROW_MS:g} ms for a row, and no processor; that of the last rank is slower. "
+             "Ideal", "shares are as their speeds.", ""]
     rows, aims = [], []
     for slower, least in (("2", 1.6), ("4", 2.9)):
         for name, each in found[slower].items():
@@ -305,8 +309,7 @@ _PARTS = {"input": (measure_input, _input_lines), "shares": (measure_shares, _sh
 def report(results: Mapping[str, Any]) -> str:
     """Returns the page in Markdown."""
     lines = ["# Own rows, and shares of rows", "",
-             "Written by `evaluation.benchmarks.bench_input_and_shares --markdown`: medians (quartiles). Each rank has "
-             f"{PART:g} of a", "processor, and threads of ops of its own; the machine has 2, and carries 4 ranks.", ""]
+             "Written by `evaluation.benchmarks.bench_input_and_shares --markdown`: medians (quartiles).", ""]
     for name, (_, described) in _PARTS.items():
         if name in results:
             lines += described(results[name])

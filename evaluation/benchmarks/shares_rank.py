@@ -17,8 +17,8 @@ import tensorflow as tf
 from evaluation.clusters import processor_parts
 import tf_poseidon as poseidon
 
-SIDE, SEEN = 160, 32  # of images, and of what the model sees of them
-CLASSES = 10
+SEEN = 32  # rows and columns that the model sees of an image
+FEATURES, CLASSES = 64, 10
 
 
 class Epochs(keras.callbacks.Callback):
@@ -73,13 +73,29 @@ def of_images(options, counted=None, is_endless=True):
     return batches() if options["own_rows"] else tf.data.Dataset.range(1).flat_map(lambda _: batches())
 
 
-def model_of(strategy, layers):
-    """Returns a compiled model; `layers` convolutions make it expensive."""
+def model_of(strategy, row_seconds):
+    """Returns a compiled model.
+
+    Args:
+        strategy: The strategy.
+        row_seconds: Returns how long an emulated accelerator computes for a row; None: the model sees images.
+    """
+    def wait(row):
+        time.sleep(row_seconds())
+        return row
+
+    @tf.custom_gradient
+    def on_accelerator(rows):
+        """Passes rows on; a rank runs the iterations of its own ones."""
+        return tf.map_fn(lambda row: tf.ensure_shape(tf.numpy_function(wait, [row], row.dtype, stateful=False),
+                                                     row.shape), rows), lambda gradient: gradient
+
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        convolutions = [keras.layers.Conv2D(24, 3, activation="relu") for _ in range(layers)]
-        model = keras.Sequential([keras.Input((SEEN, SEEN, 3)), *convolutions, keras.layers.AveragePooling2D(4),
-                                  keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
+        first = [keras.Input((SEEN, SEEN, 3)), keras.layers.AveragePooling2D(4), keras.layers.Flatten()] if (
+            row_seconds is None) else [keras.Input((FEATURES,)), keras.layers.Dense(FEATURES, "relu"),
+                                       keras.layers.Lambda(on_accelerator)]
+        model = keras.Sequential([*first, keras.layers.Dense(CLASSES)])
         model.compile(keras.optimizers.SGD(0.05), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
@@ -93,7 +109,9 @@ def main(directory):
     strategy = poseidon.PoseidonStrategy("ps", rows=tuple(rows) if isinstance(rows, list) else rows, timeout_s=120)
     steps, batch, report = options["steps"], options["batch"], {}
     counted = collections.Counter()
-    model = model_of(strategy, options["layers"])
+    is_last = strategy.rank == options["ranks"] - 1
+    row_seconds = 0.0
+    model = model_of(strategy, None if options["images"] else lambda: row_seconds)
     if options["images"]:
         data = of_images(options)
         model.fit(of_images(options, counted, is_endless=False), verbose=0)
@@ -101,10 +119,10 @@ def main(directory):
         given = {"x": data, "steps_per_epoch": steps}
     else:
         rng = np.random.default_rng(2)
-        x = rng.normal(size=(steps * batch, SEEN, SEEN, 3)).astype(np.float32)
-        y = rng.integers(0, CLASSES, len(x))
-        model.fit(x[:2 * batch], y[:2 * batch], batch_size=batch, shuffle=False, verbose=0)
-        given = {"x": x, "y": y, "batch_size": batch, "shuffle": False}
+        x = rng.normal(size=(2 * batch, FEATURES)).astype(np.float32)
+        data = tf.data.Dataset.from_tensor_slices((x, rng.integers(0, CLASSES, len(x))))
+        model.fit(data.batch(batch), verbose=0)
+        given = {"x": data.repeat(steps // 2).batch(batch)}
     first = model.get_weights()
     messages, made = [], int(model.optimizer.iterations)
 
@@ -113,6 +131,7 @@ def main(directory):
         return False
 
     logging.getLogger("tf_poseidon").addFilter(note)
+    row_seconds = 1e-3 * options["row_ms"] * (options["slower"] if is_last else 1)
     processor_parts.enter(pathlib.Path(options["parts"][strategy.rank]))
     epochs = Epochs(strategy, options["weights_after"])
     model.fit(**given, epochs=options["epochs"], verbose=0, callbacks=[epochs])
