@@ -41,5 +41,6 @@ def after_epoch(model: keras.Model) -> None:
     row_shares.set(shares)
     watched.forget_windows()
     if job.rank == 0:
-        _log.warning("Ranks took unequally long for their rows of a batch; from the next epoch on they have %s of %s.",
-                     ", ".join(map(str, parts.counts_of(rows, shares))), rows)
+        shown = row_shares.usual_rows or 100
+        _log.warning("Ranks took unequally long for their rows of a batch; from the next epoch on they have %s of "
+                     "every %s rows.", ", ".join(map(str, parts.counts_of(shown, shares))), shown)
