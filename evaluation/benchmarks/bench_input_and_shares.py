@@ -149,7 +149,9 @@ def write_images(folder: pathlib.Path) -> None:
 
 
 def _summary(values: Sequence[float]) -> dict[str, Any]:
-    return timing.summary(values) | {"samples": len(values)}
+    """Returns median and quartiles; of few values, the least and the greatest instead."""
+    found = timing.summary(values) | {"samples": len(values)}
+    return found if len(values) >= 4 else found | {"quartiles": [min(values), max(values)]}
 
 
 def _milliseconds(found: Sequence[Measured], job: Job, name: str, first: int = 1) -> list[float]:
@@ -159,23 +161,33 @@ def _milliseconds(found: Sequence[Measured], job: Job, name: str, first: int = 1
 
 
 def measure_input(rounds: int) -> dict[str, Any]:
-    """Measures rows per second of a job that mostly decodes images, by one rank and by several."""
-    common = {"has_images": True, "epochs": 4, "steps": 12, "part": 0.3}
-    jobs = {"1 rank": Job(ranks=1, **common), f"{RANKS} ranks": Job(**common),
-            f"{RANKS} ranks, each decodes all rows": Job(own_rows=False, **common)}
+    """Measures rows per second of a job that mostly decodes images, by one rank and by several, by rows of a batch."""
+    results = {}
     with tempfile.TemporaryDirectory() as images:
         write_images(pathlib.Path(images))
-        found = in_turns(jobs, rounds, "input", images)
-    seconds = {name: [measured.steps(jobs[name]) for measured in found[name]] for name in jobs}
-    return {name: {
-        "rows_per_s": _summary([job.batch / each for times in seconds[name] for each in times]),
-        # By rounds, since the machine's speed drifts.
-        "to_1_rank": _summary([statistics.median(base) / statistics.median(times)
-                               for times, base in zip(seconds[name], seconds["1 rank"], strict=True)]),
-        **{part: _milliseconds(found[name], job, part) for part in ("processor_seconds", "input_seconds",
-                                                                    "waiting_seconds")},
-        "decoded": [rank["decoded"] for rank in found[name][0].ranks],
-        "input": found[name][0].ranks[0]["input"]} for name, job in jobs.items()}
+        for batch in (256, 512):
+            common = {"has_images": True, "epochs": 4, "steps": 3072 // batch, "batch": batch, "part": 0.3}
+            jobs = {"1 rank": Job(ranks=1, **common), f"{RANKS} ranks": Job(**common),
+                    f"{RANKS} ranks, each decodes all rows": Job(own_rows=False, **common)}
+            found = in_turns(jobs, rounds, f"input, {batch} rows", images)
+            results[f"{batch}"] = {name: _of_input(job, found[name], found["1 rank"]) for name, job in jobs.items()}
+    return results
+
+
+def _of_input(job: Job, found: Sequence[Measured], of_one: Sequence[Measured]) -> dict[str, Any]:
+    """Returns what is reported of a job, given what one rank has done in the same rounds."""
+    seconds, base = [measured.steps(job) for measured in found], [measured.steps(job) for measured in of_one]
+    return {
+        "rows_per_s": _summary([job.batch / each for times in seconds for each in times]),
+        "to_1_rank": _summary(_ratios(base, seconds)),
+        **{part: _milliseconds(found, job, part) for part in ("processor_seconds", "input_seconds",
+                                                              "waiting_seconds")},
+        "decoded": [rank["decoded"] for rank in found[0].ranks], "input": found[0].ranks[0]["input"]}
+
+
+def _ratios(times: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> list[float]:
+    """Returns the ratios of medians of runs in the same round: the machine's speed drifts."""
+    return [statistics.median(a) / statistics.median(b) for a, b in zip(times, base, strict=True)]
 
 
 def measure_shares(rounds: int) -> dict[str, Any]:
@@ -193,10 +205,8 @@ def measure_shares(rounds: int) -> dict[str, Any]:
                    for name, job in jobs.items()}
         results[f"{slower}"] = {name: {
             "ms": _summary([1e3 * each for times in seconds[name] for each in times]),
-            "to_equal": _summary([statistics.median(base) / statistics.median(times)
-                                  for times, base in zip(seconds[name], seconds["equal"], strict=True)]),
-            "to_ideal": _summary([statistics.median(times) / statistics.median(base)
-                                  for times, base in zip(seconds[name], seconds["ideal"], strict=True)]),
+            "to_equal": _summary(_ratios(seconds["equal"], seconds[name])),
+            "to_ideal": _summary(_ratios(seconds[name], seconds["ideal"])),
             **{part: _milliseconds(found[name], jobs[name], part, max(first[name]))
                for part in ("processor_seconds", "waiting_seconds")},
             "shares": [parts_lib.counts_of(batch, measured.ranks[0]["epochs"][-1]["shares"] or [1] * RANKS)
@@ -229,10 +239,8 @@ def measure_cost(rounds: int) -> dict[str, Any]:
     return {name: {
         "ms": _summary([1e3 * each for times in seconds[name] for each in times]),
         "processor_ms": _summary([1e3 * each for times in processor[name] for each in times]),
-        "to_equal": _summary([statistics.median(times) / statistics.median(base)
-                              for times, base in zip(seconds[name], seconds["equal"], strict=True)]),
-        "processor_to_equal": _summary([statistics.median(times) / statistics.median(base) for times, base in zip(
-            processor[name], processor["equal"], strict=True)]),
+        "to_equal": _summary(_ratios(seconds[name], seconds["equal"])),
+        "processor_to_equal": _summary(_ratios(processor[name], processor["equal"])),
         "decisions": [len({tuple(epoch["shares"]) for epoch in measured.ranks[0]["epochs"]}) - 1
                       for measured in found[name]]} for name in jobs}
 
@@ -240,7 +248,7 @@ def measure_cost(rounds: int) -> dict[str, Any]:
 def _aim(what: str, value: float, limit: float, is_least: bool, digits: int = 2) -> str:
     """Returns a sentence that says whether an aim was met."""
     is_met = value >= limit if is_least else value <= limit
-    return (f"* {what}: {value:.{digits}f}, aimed at {'at least' if is_least else 'at most'} {limit:g}: "
+    return (f"* {what}: {value:.{digits}f}. The aim, {'at least' if is_least else 'at most'} {limit:g}, is "
             f"{'met' if is_met else '**not met**'}.")
 
 
@@ -249,30 +257,36 @@ def _by_rank(values: Sequence[float]) -> str:
 
 
 def _input_lines(found: Mapping[str, Any]) -> list[str]:
-    rows = [(name, timing.text(each["rows_per_s"], 0), timing.text(each["to_1_rank"]),
-             _by_rank(each["processor_seconds"]), _by_rank(each["waiting_seconds"]),
-             _by_rank(each["decoded"])) for name, each in found.items()]
+    rows = [(batch, name, timing.text(each["rows_per_s"], 0), timing.text(each["to_1_rank"]),
+             _by_rank(each["processor_seconds"]), _by_rank(each["decoded"]))
+            for batch, jobs in found.items() for name, each in jobs.items()]
+    several = f"{RANKS} ranks"
+    of_step = {int(batch): statistics.mean(jobs[several]["processor_seconds"]) for batch, jobs in found.items()}
+    (few, least), (many, most) = sorted(of_step.items())
+    of_row = RANKS * (most - least) / (many - few)
     return ["## Own rows of images", "",
-            f"{IMAGES} JPEGs of {SIDE} x {SIDE} are decoded and resized, in batches of 256, and the model",
-            "has one layer. Each rank has 0.3 of a processor.", "",
-            *output.markdown_table(("job", "rows/s", "to 1 rank", "processor, ms of a step by rank",
-                                    "waits for others, ms", f"images decoded of {IMAGES}"), rows), "",
-            _aim("Rows per second of 4 ranks to those of one", found[f"{RANKS} ranks"]["to_1_rank"]["median"], 3.6,
-                 True), ""]
+            f"{IMAGES} JPEGs of {SIDE} x {SIDE} are decoded and resized for a model of one layer. Each rank has 0.3 of",
+            "a processor.", "",
+            *output.markdown_table(("rows of a batch", "job", "rows/s", "to 1 rank", "processor, ms of a step by rank",
+                                    f"images decoded of {IMAGES}"), rows), "",
+            *(_aim(f"Batches of {batch}, rows per second of {several} to those of one",
+                   jobs[several]["to_1_rank"]["median"], 3.6, True) for batch, jobs in found.items()), "",
+            f"A rank's processor takes {of_row:.2f} ms for a row, and {least - few / RANKS * of_row:.1f} ms for a step "
+            "besides:", "what Keras does for a step, and exchanges. That is not divided.", ""]
 
 
 def _shares_lines(found: Mapping[str, Any]) -> list[str]:
     lines = ["## Shares of rows where a rank is slower", "",
-             f"Emulated accelerators need {ROW_MS:g} ms for a row, and no processor; that of the last rank is slower. "
-             "Ideal", "shares are as their speeds.", ""]
+             f"Emulated accelerators need {ROW_MS:g} ms for a row, and no processor; that of the last rank is slower.",
+             "Ideal shares are as their speeds.", ""]
     rows, aims = [], []
     for slower, least in (("2", 1.6), ("4", 2.9)):
         for name, each in found[slower].items():
             rows.append((slower, name, timing.text(each["ms"], 0), timing.text(each["to_equal"]),
                          timing.text(each["to_ideal"]), "; ".join(_by_rank(counts) for counts in each["shares"]),
                          _by_rank(each["processor_seconds"]), _by_rank(each["waiting_seconds"]),
-                         "; ".join(f"{len(warned)} in {each['steps']} steps, the first after "
-                                   f"{warned[0][0] if warned else '-'}" for warned in each["warnings"])))
+                         "; ".join(f"{len(warned)} ({warned[0][0]})" if warned else "0"
+                                   for warned in each["warnings"])))
         balanced = found[slower]["balanced"]
         aims += [_aim(f"{slower} times slower, a balanced step to one with ideal shares",
                       balanced["to_ideal"]["median"], 1.1, False),
@@ -280,14 +294,16 @@ def _shares_lines(found: Mapping[str, Any]) -> list[str]:
                       least, True)]
         latest = max(warned[0][0] if warned else float("inf")
                      for name in ("equal", "balanced") for warned in found[slower][name]["warnings"])
-        aims.append(_aim(f"{slower} times slower, steps until a warning names the rank, at most", latest, 20, False, 0))
+        aims.append(_aim(f"{slower} times slower, steps before a warning names the rank, in the slowest run", latest, 20, False, 0))
         says = [text for name in ("equal", "balanced") for warned in found[slower][name]["warnings"]
                 for _, text in warned if not text.startswith(f"Rank {RANKS - 1} ")]
-        aims.append(f"* {slower} times slower, {len(says)} warnings name another rank.")
+        aims.append(f"* {slower} times slower, warnings that name another rank: {len(says)}.")
     return [*lines, *output.markdown_table((
         "times slower", "shares", "step, ms", "speed to equal", "step to ideal", "rows by rank, of each run",
-        "processor, ms of a step by rank", "waits for others, ms", "warnings of each run"), rows), "",
-        "Measured after the last decision. The first warning of a run:", "",
+        "processor, ms of a step by rank", "waits for others, ms", "warnings of each run (steps before the first)"),
+        rows), "",
+        f"Runs have {' or '.join(sorted({str(each['steps']) for jobs in found.values() for each in jobs.values()}))} "
+        "steps; times are those after the last decision. The first warning:", "",
         *(f"> {found[slower]['equal']['warnings'][0][0][1]}\n" for slower in found
           if found[slower]["equal"]["warnings"][0]), *aims, ""]
 
@@ -309,7 +325,8 @@ _PARTS = {"input": (measure_input, _input_lines), "shares": (measure_shares, _sh
 def report(results: Mapping[str, Any]) -> str:
     """Returns the page in Markdown."""
     lines = ["# Own rows, and shares of rows", "",
-             "Written by `evaluation.benchmarks.bench_input_and_shares --markdown`: medians (quartiles).", ""]
+             "Written by `evaluation.benchmarks.bench_input_and_shares --markdown`: medians (quartiles; of less",
+             "than four values, the least and the greatest). Ratios are of runs in the same round.", ""]
     for name, (_, described) in _PARTS.items():
         if name in results:
             lines += described(results[name])
