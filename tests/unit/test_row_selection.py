@@ -206,6 +206,8 @@ DIVIDED = {
     "repeated, shuffled": lambda: Dataset.range(7).shuffle(4, seed=2).repeat(3).map(double).shuffle(3, seed=4).batch(4),
     "repeated behind a map that is shuffled":
         lambda: Dataset.range(7).shuffle(4, seed=2).map(double).repeat(3).batch(4),
+    "repeated behind a map that does nothing": lambda: Dataset.range(7).map(double).shuffle(4, seed=2).take(-1).map(
+        lambda x: {"x": x}).repeat(3).batch(4).shuffle(2, seed=1).map(lambda x: x).repeat(2),
     "repeated for ever": lambda: Dataset.range(7).map(double).repeat().batch(4),
     "batches repeated": lambda: Dataset.range(7).map(double).batch(4).repeat(3),
     "batches repeated for ever": lambda: Dataset.range(7).map(double).batch(4, drop_remainder=True).repeat(),

@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import operator
 import re
 from typing import Any
 
@@ -260,6 +261,8 @@ class _Selection:
     def _map(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
         reason = "" if self._ranks.is_independent else _dependence(how["map_func"].function)
         if isinstance(stream, _Batches):
+            if _does_nothing(dataset):
+                return _with(stream, dataset, lambda rows: rows)
             by_rows = reason or self._ranks.by_rows(how["map_func"].function, self._ranks.size)
             return by_rows if isinstance(by_rows, str) else _with(stream, dataset, lambda rows: _mapped(
                 rows, lambda tag, *tensors: (tag, *by_rows(tag[:_PART], *tensors)), how))
@@ -478,8 +481,29 @@ def _repeated(rows: tf.data.Dataset, repeat: tf.data.Dataset, how: Mapping[str, 
     a map stood between them, there are options now.
     """
     before, = tf_compat.inputs_of(repeat)
+    while _does_nothing(before):
+        before, = tf_compat.inputs_of(before)
     is_joined = tf_compat.transformation(before)[0] == "shuffle"
     return (rows if is_joined else rows.with_options(tf.data.Options())).repeat(**how)
+
+
+def _does_nothing(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset returns the elements that it reads, so that TensorFlow's optimizer removes it."""
+    method, how = tf_compat.transformation(dataset)
+    if method == "map":
+        return _is_identity(how["map_func"].function)
+    return (method, how.get("count", how.get("num_shards"))) in (
+        ("repeat", 1), ("shard", 1), ("skip", 0), ("take", -1))
+
+
+def _is_identity(function: Any) -> bool:
+    """Whether a map's function returns its arguments."""
+    returned = []
+    for tensor in function.outputs:
+        while tensor.op.type == "Identity":
+            tensor, = tensor.op.inputs
+        returned.append(tensor)
+    return len(returned) == len(function.inputs) and all(map(operator.is_, returned, function.inputs))
 
 
 def _seed_generator(shuffle: tf.data.Dataset) -> tf.Tensor:
