@@ -294,7 +294,8 @@ def _shares_lines(found: Mapping[str, Any]) -> list[str]:
                       least, True)]
         latest = max(warned[0][0] if warned else float("inf")
                      for name in ("equal", "balanced") for warned in found[slower][name]["warnings"])
-        aims.append(_aim(f"{slower} times slower, steps before a warning names the rank, in the slowest run", latest, 20, False, 0))
+        aims.append(_aim(f"{slower} times slower, steps before a warning names the rank, in the slowest run", latest,
+                         20, False, 0))
         says = [text for name in ("equal", "balanced") for warned in found[slower][name]["warnings"]
                 for _, text in warned if not text.startswith(f"Rank {RANKS - 1} ")]
         aims.append(f"* {slower} times slower, warnings that name another rank: {len(says)}.")

@@ -31,7 +31,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("unit/test_compat.py::test_other_versions_are_refused*", "rest"),  # they import TensorFlow
     ("unit/test_data.py::*", "test"),
     ("unit/test_files.py::*", "test"),
-    ("unit/test_published_inputs.py::*", "rest"),
+    ("unit/test_published_inputs.py::*", "nightly"),
     ("unit/test_reports.py::*", "rest"),  # a browser
     ("unit/test_resuming.py::test_ends*[[]arrays-12-options2]", "test"),
     ("unit/test_resuming.py::test_ends*[[]arrays-13-options0]", "rest"),
@@ -40,9 +40,10 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("unit/test_resuming.py::test_data_continue*[[]reshuffled dataset]", "test"),
     ("unit/test_resuming.py::test_data_continue*", "nightly"),
     ("unit/test_resuming.py::*", "test"),
-    ("unit/test_row_selection.py::test_each_rank_makes_its_own_rows[[](3*", "rest"),
-    ("unit/test_row_selection.py::test_each_rank_makes_its_own_rows*", "test"),
-    ("unit/test_row_selection.py::test_what_cannot_be_moved_stays_whole*", "rest"),
+    *((f"unit/test_row_selection.py::test_each_rank_makes_its_own_rows[[]{name}*-(1, 1)]", "test")
+      for name in ("shuffled", "zipped", "padded", "map of")),
+    ("unit/test_row_selection.py::test_each_rank_makes_its_own_rows*", "nightly"),
+    ("unit/test_row_selection.py::test_what_cannot_be_moved_stays_whole*", "test"),
     ("unit/test_row_selection.py::*", "test"),
     ("unit/test_row_selection_fuzz.py::*", "rest"),
     ("unit/test_schemes.py::test_it_trains_with_the_bits_of_the_parameter_server", "test"),
@@ -79,9 +80,10 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("training/test_explaining.py::*", "test"),
     ("training/test_keras_programs.py::*", "test"),
     ("training/test_own_rows.py::*equal]", "test"),
-    ("training/test_own_rows.py::*", "rest"),
+    ("training/test_own_rows.py::*", "nightly"),
     ("training/test_row_shares.py::test_shares_train*7, 1, 2*", "test"),
-    ("training/test_row_shares.py::*", "rest"),
+    ("training/test_row_shares.py::test_balanced*", "rest"),
+    ("training/test_row_shares.py::*", "nightly"),
     *((f"training/test_rewritten.py::test_{name}]", "nightly") for name in (
         "plans_are_followed_and_replayed[[]options0-schemes0", "bfloat16_on_the_wire[[]options0",
         "model_on_an_accelerator[[]ps", "training_is_right*[[]disabled", "training_is_right*[[]other_optimizations",

@@ -44,6 +44,7 @@ _HARMLESS = frozenset((
 # Datasets whose data, in bytes, would be copied to find how they shuffle: more is not worth it.
 _MOST_COPIED = 1 << 28
 _PART, _FINGERPRINT = 3, 4  # numbers in a tag
+_IDENTIFYING = 1024  # numbers of a tensor that are compared
 _BATCHES = ("batch", "padded_batch")
 _MOVES = frozenset(("repeat", "shard", "shuffle", "skip", "take"))
 
@@ -453,16 +454,21 @@ def _fingerprint(rows: tf.data.Dataset, most: int, are_values: Sequence[bool]) -
         return tf.zeros([4], tf.int64)
 
     def fingerprint(*tensors: tf.Tensor) -> tf.Tensor:
-        return fingerprints.fingerprint([_without_folder(tensor) for tensor, is_value in zip(tensors, are_values)
+        return fingerprints.fingerprint([_identifying(tensor) for tensor, is_value in zip(tensors, are_values)
                                          if is_value])
 
     found = rows.map(_unconverted(fingerprint)).batch(most).get_single_element()
     return tf.reduce_sum(found * (2 * tf.range(tf.shape(found, tf.int64)[0]) + 1)[:, tf.newaxis], 0)
 
 
-def _without_folder(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns names of files without their folders, which hosts may have elsewhere; anything else as it is."""
-    return tf.strings.regex_replace(tensor, "(?s)^.*/", "") if tensor.dtype == tf.string else tensor
+def _identifying(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns what tells a part of an element from that of others: names of files, and some of many numbers.
+
+    Hosts may have the folders of files elsewhere. An element may hold a whole array, where that is zipped with indices.
+    """
+    if tensor.dtype == tf.string:
+        return tf.strings.regex_replace(tensor, "(?s)^.*/", "")
+    return tf.reshape(tensor, [-1])[:_IDENTIFYING]
 
 
 def _shuffled(rows: tf.data.Dataset, shuffle: tf.data.Dataset, how: Mapping[str, Any]) -> tf.data.Dataset:
