@@ -22,20 +22,27 @@ FEATURES, CLASSES = 64, 10
 
 
 class Epochs(keras.callbacks.Callback):
-    """Notes of each epoch: its seconds, those of this process' processor, the shares of rows; and weights after one."""
+    """Notes of each epoch: its seconds, those of this process' processor, the shares of rows; and weights after one.
 
-    def __init__(self, strategy, weights_after):
+    Where batches are read ahead (`reads_ahead`), an epoch begins with the end of the one before: what is made between
+    them would be given to it otherwise.
+    """
+
+    def __init__(self, strategy, weights_after, reads_ahead):
         super().__init__()
         self.noted, self.weights = [], None
-        self._strategy, self._weights_after = strategy, weights_after
+        self._strategy, self._weights_after, self._reads_ahead = strategy, weights_after, reads_ahead
 
     def on_epoch_begin(self, epoch, logs=None):
         plan = self._strategy.plan
         self.noted.append({"shares": list(plan.row_shares) if plan else []})
-        self._begun = self._measured()
+        if epoch == 0 or not self._reads_ahead:
+            self._begun = self._measured()
 
     def on_epoch_end(self, epoch, logs=None):
-        self.noted[-1] |= {name: value - self._begun[name] for name, value in self._measured().items()}
+        ended = self._measured()
+        self.noted[-1] |= {name: value - self._begun[name] for name, value in ended.items()}
+        self._begun = ended
         if epoch == self._weights_after:
             self.weights = self.model.get_weights()
 
@@ -133,7 +140,7 @@ def main(directory):
     logging.getLogger("tf_poseidon").addFilter(note)
     row_seconds = 1e-3 * options["row_ms"] * (options["slower"] if is_last else 1)
     processor_parts.enter(pathlib.Path(options["parts"][strategy.rank]))
-    epochs = Epochs(strategy, options["weights_after"])
+    epochs = Epochs(strategy, options["weights_after"], bool(options["images"]))
     model.fit(**given, epochs=options["epochs"], verbose=0, callbacks=[epochs])
     report |= {"epochs": epochs.noted, "messages": messages, "stragglers": strategy.stats()["stragglers"]}
     (directory / f"{strategy.rank}.json").write_text(json.dumps(report))
