@@ -331,8 +331,8 @@ def _cost_lines(found: Mapping[str, Any]) -> list[str]:
     low, high = balanced["to_equal"]["quartiles"]
     return ["## Balanced shares where ranks are equal", "", *output.markdown_table((
         "shares", "step, ms", "to equal", "processor of a rank, ms of a step", "to equal", "decisions"), rows), "",
-        f"* A step with balanced shares to one without: {timing.text(balanced['to_equal'], 3)}, of the processor's time "
-        f"{timing.text(balanced['processor_to_equal'], 3)}.",
+        f"* A step with balanced shares to one without: {timing.text(balanced['to_equal'], 3)}, of the processor's "
+        f"time {timing.text(balanced['processor_to_equal'], 3)}.",
         *([_aim("So", balanced["to_equal"], 1.01, False, 3)] if high - low < 0.01 else [
             "  The aim, at most 1.01, is open, since runs of the same job differ by more."]),
         "* Steps are the same with both. Balanced shares add a decision at the end of each epoch, which takes "
