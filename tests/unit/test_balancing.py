@@ -47,7 +47,20 @@ def test_decisions(busy, counts, expected, is_late):
 
 @pytest.mark.parametrize("given", [windows([1, 2], number=1, steps=20), windows([1, 2], steps=2), []], ids=len)
 def test_a_few_steps_decide_nothing(given):
-    assert balancing.balanced(given, [48, 48], divided, {}) is None
+    before = balancing.Balance(((1, 3), 0.1))
+    assert balancing.decide(before, given, (1, 1), divided) == (before, None)
+
+
+def test_a_decision_that_does_not_help_is_taken_back_and_none_follows():
+    """Ranks seem to be unequal, but steps last as long whatever their shares."""
+    first, shares = balancing.decide(balancing.Balance(), windows([1, 4]), (1, 1), divided)
+    assert shares == (1000, 250) and first.former == ((1, 1), 4)
+    second, shares = balancing.decide(first, windows([3.95, 1]), shares, divided)
+    assert shares == (1, 1)
+    for busy in ([1, 4], [1, 4.7]):
+        third, shares = balancing.decide(second, windows(busy), (1, 1), divided)
+        assert (third, shares) == (second, None)
+    assert balancing.decide(third, windows([1, 5]), (1, 1), divided)[1] == (1000, 200)  # something has changed
 
 
 def test_noise_decides_nothing():
@@ -60,13 +73,14 @@ def test_noise_decides_nothing():
 @pytest.mark.parametrize("fixed", [0.0, 0.3])  # of the first step, what a step costs besides its rows
 @pytest.mark.parametrize("is_input", [False, True])  # made ahead, so that only the slowest rank waits for it
 def test_ranks_become_equally_fast(slower, fixed, is_input):
-    known, costs, shares, decisions = {}, [1 / 24, slower / 24, 1 / 24, 1 / 24], (1, 1, 1, 1), 0
+    balance, costs, shares = balancing.Balance(), [1 / 24, slower / 24, 1 / 24, 1 / 24], (1, 1, 1, 1)
+    decisions = 0
     for _ in range(8):
         counts = divided(shares)
         needed = [fixed + count * cost for count, cost in zip(counts, costs)]
         busy = [0.01 if is_input and each < max(needed) else each for each in needed]
         waits = [each if is_input and each == max(needed) else 0.0 for each in busy]
-        decided = balancing.balanced(windows(busy, waits), counts, divided, known)
+        balance, decided = balancing.decide(balance, windows(busy, waits), shares, divided)
         shares, decisions = decided or shares, decisions + (decided is not None)
     best = min(max(fixed + (ROWS - slow) / 3 / 24, fixed + slow * slower / 24) for slow in range(1, ROWS))
     assert max(needed) <= 1.1 * best and decisions <= 5

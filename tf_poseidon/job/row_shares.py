@@ -14,14 +14,12 @@ class RowShares:
     Attributes:
         current: By rank, positive.
         is_balanced: Whether they follow measured speeds.
-        known_speeds: By rank, what `stragglers.balancing` knows about its input.
         usual_rows: Rows of most of the batches that are trained with, None if unknown.
     """
 
     def __init__(self, communicator: Communicator, shares: Sequence[int], is_balanced: bool) -> None:
         self._communicator = communicator
         self.is_balanced = is_balanced
-        self.known_speeds: dict[int, float] = {}
         self.usual_rows: int | None = None
         self.set(shares)
 

@@ -11,7 +11,9 @@ Tests: tests/unit/test_balancing.py.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 import statistics
 
 from tf_poseidon.stragglers.judgement import Window
@@ -20,8 +22,50 @@ from tf_poseidon.stragglers.judgement import Window
 LEAST_GAIN = 0.05
 # Of fewer steps, no shares follow; one window alone may hold a checkpoint.
 LEAST_STEPS, LEAST_WINDOWS = 10, 2
+_MUCH_LONGER = 1.2  # than when the last decision was taken back
 _WAITS_FOR_INPUT = 0.2  # a rank that does so for this part of its time
 _MOST_SHARE = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Balance:
+    """What decisions have come to.
+
+    Attributes:
+        former: The shares before the last decision, and how long a step took with them; None before the first one.
+        settled_seconds: How long a step took when a decision was taken back, since it had not made steps shorter: no
+            further one follows unless steps become longer. None if none was.
+        known: Rows a second that ranks made when they were the slowest and waited for input.
+    """
+
+    former: tuple[tuple[int, ...], float] | None = None
+    settled_seconds: float | None = None
+    known: Mapping[int, float] = dataclasses.field(default_factory=dict)
+
+
+def decide(balance: Balance, windows: Sequence[Window], shares: tuple[int, ...],
+           divide: Callable[[Sequence[int]], Sequence[int]]) -> tuple[Balance, tuple[int, ...] | None]:
+    """Returns what decisions have come to, and other shares, None to keep the present ones.
+
+    Measurements may mislead: a sequence of decisions ends with the first one that does not make steps shorter, which is
+    taken back.
+
+    Args:
+        balance: What decisions have come to.
+        windows: What ranks have measured with the present shares.
+        shares: These.
+        divide: Returns the rows of each rank in a usual batch, given shares.
+    """
+    if len(windows) < LEAST_WINDOWS or sum(window.steps for window in windows) < LEAST_STEPS:
+        return balance, None
+    seconds = statistics.median(window.seconds / window.steps for window in windows)
+    if balance.former is not None and seconds > (1 - LEAST_GAIN / 2) * balance.former[1]:
+        return dataclasses.replace(balance, former=None, settled_seconds=balance.former[1]), balance.former[0]
+    if balance.settled_seconds is not None and seconds < _MUCH_LONGER * balance.settled_seconds:
+        return balance, None
+    known = dict(balance.known)
+    decided = balanced(windows, divide(shares), divide, known)
+    return Balance(None if decided is None else (shares, seconds), None, known), decided
 
 
 def balanced(windows: Sequence[Window], counts: Sequence[int], divide: Callable[[Sequence[int]], Sequence[int]],
@@ -34,7 +78,7 @@ def balanced(windows: Sequence[Window], counts: Sequence[int], divide: Callable[
         divide: Returns the rows of each rank, given shares.
         known: Rows a second that ranks made when they were the slowest and waited for input; brought up to date.
     """
-    if len(windows) < LEAST_WINDOWS or sum(window.steps for window in windows) < LEAST_STEPS or 0 in counts:
+    if 0 in counts:
         return None
     ranks = range(len(counts))
     seconds = [statistics.median((window.seconds - _waited(window, rank)) / window.steps for window in windows)

@@ -4,6 +4,7 @@ Tests: tests/training/test_row_shares.py.
 """
 
 import logging
+import weakref
 
 import keras
 
@@ -13,6 +14,9 @@ from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
 from tf_poseidon.stragglers import balancing
 from tf_poseidon.stragglers import watch
 
+# What decisions have come to in the present `fit`.
+_balances: weakref.WeakKeyDictionary[Job, balancing.Balance] = weakref.WeakKeyDictionary()
+
 _log = logging.getLogger("tf_poseidon")
 
 
@@ -20,7 +24,7 @@ def before_training(model: keras.Model) -> None:
     """Forgets what was measured for other data or another model."""
     if is_ours(model.distribute_strategy) and model.distribute_strategy.extended.job.row_shares.is_balanced:
         watch.of(model.distribute_strategy.extended.job).forget_windows()
-        model.distribute_strategy.extended.job.row_shares.known_speeds.clear()
+        _balances[model.distribute_strategy.extended.job] = balancing.Balance()
 
 
 def after_epoch(model: keras.Model) -> None:
@@ -34,13 +38,16 @@ def after_epoch(model: keras.Model) -> None:
     row_shares, watched = job.row_shares, watch.of(job)
     # Where batches have no usual size, as if there were no remainders.
     rows = row_shares.usual_rows or 1000 * sum(row_shares.current)
-    shares = balancing.balanced(watched.history.windows, parts.counts_of(rows, row_shares.current),
-                                lambda shares: parts.counts_of(rows, shares), row_shares.known_speeds)
+    balance = _balances.get(job, balancing.Balance())
+    _balances[job], shares = balancing.decide(balance, watched.history.windows, row_shares.current,
+                                              lambda shares: parts.counts_of(rows, shares))
     if shares is None:
         return
     row_shares.set(shares)
     watched.forget_windows()
     if job.rank == 0:
         shown = row_shares.usual_rows or 100
-        _log.warning("Ranks took unequally long for their rows of a batch; from the next epoch on they have %s of "
-                     "every %s rows.", ", ".join(map(str, parts.counts_of(shown, shares))), shown)
+        reason = ("Ranks took unequally long for their rows of a batch" if _balances[job].settled_seconds is None else
+                  "Steps were no shorter with the ranks' last shares of a batch")
+        _log.warning("%s; from the next epoch on they have %s of every %s rows.", reason,
+                     ", ".join(map(str, parts.counts_of(shown, shares))), shown)
