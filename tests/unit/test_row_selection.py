@@ -428,6 +428,15 @@ def test_a_dataset_made_in_a_function_stays_whole():
     traced(tf.constant(3, tf.int64))
 
 
+def test_a_graph_that_cannot_be_rebuilt_is_read_whole(monkeypatch, caplog):
+    def fails(*_):
+        raise TypeError("no such attribute")
+
+    monkeypatch.setattr(row_selection, "_chosen", fails)
+    check_split(lambda: mapped().batch(4), epochs=1)
+    assert "could not be rebuilt (TypeError: no such attribute)" in caplog.text
+
+
 def test_input_independent_maps_with_python_and_random_numbers_of_own_rows():
     report = check(lambda: Dataset.range(13).map(lambda x: tf.ensure_shape(
         tf.py_function(double, [x], tf.int64), [])).batch(4), (1, 1, 1), is_independent=True)

@@ -15,9 +15,11 @@ import tensorflow as tf
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.data import fingerprints
+from tf_poseidon.data import input_report
 from tf_poseidon.data import parts
 from tf_poseidon.data import row_selection
 from tf_poseidon.errors import GraphError
+from tf_poseidon.errors import shortened
 from tf_poseidon.job import agreement
 from tf_poseidon.job.communicator import Communicator
 
@@ -154,6 +156,16 @@ def global_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
     return checked
 
 
+def _selected(dataset: tf.data.Dataset, ranks: row_selection.Ranks) -> tuple[
+        row_selection.Selected | None, input_report.InputReport]:
+    """Returns the result of `row_selection.select`; where that fails, that every rank makes all rows, and why."""
+    try:
+        return row_selection.select(dataset, ranks)
+    except Exception as error:  # whatever a dataset has that is not known, whole batches are right
+        problem = f"its graph could not be rebuilt ({type(error).__name__}: {shortened(str(error))}); please report it"
+        return None, input_report.InputReport((input_report.Transformation("map", False, problem),), None)
+
+
 def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
                  communicator: Communicator) -> tf.data.Dataset | None:
     """Returns a dataset of `OwnRows` whose rows each rank makes itself; None if every rank makes all rows."""
@@ -162,7 +174,7 @@ def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
     # They hold the dataset, and it holds them: the caches of a rank's rows are those of the call of `fit` before.
     known = vars(dataset).setdefault("_poseidon_selected", {})
     if ranks not in known:
-        known[ranks] = row_selection.select(dataset, ranks)
+        known[ranks] = _selected(dataset, ranks)
     selected, report = known[ranks]
     difference = agreement.CommunicatorComparison(communicator).difference(
         f"data/{ranks.name}", "\n".join(("divided" if selected else "whole", str(report))))
