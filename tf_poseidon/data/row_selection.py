@@ -14,8 +14,7 @@ without a rule costs speed, never correctness.
 
 Each dataset is described once, after those that it reads; it was made of these, so there is an order in which to do so.
 
-Tests: tests/unit/test_row_selection.py, test_row_selection_fuzz.py and test_published_inputs.py beside it,
-tests/training/test_own_rows.py.
+Tests: tests/unit/test_row_selection.py, tests/unit/test_row_selection_fuzz.py, tests/unit/test_published_inputs.py.
 """
 
 from collections.abc import Callable
