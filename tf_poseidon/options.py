@@ -115,8 +115,8 @@ class TrainingOptions:
                                      "every gradient travels; omit these, or make another plan.")
         if self.wire_dtype not in WIRE_DTYPES:
             raise ConfigurationError(f"wire_dtype={self.wire_dtype!r}, expected 'bfloat16' or None.")
-        if self.rows is not None and self.rows != BALANCED:
-            if isinstance(self.rows, str) or not self.rows or any(
+        if self.rows is not None and not (isinstance(self.rows, str) and self.rows == BALANCED):
+            if isinstance(self.rows, str) or not isinstance(self.rows, Sequence) or not self.rows or any(
                     isinstance(share, bool) or share not in range(1, _MOST_SHARE + 1) for share in self.rows):
                 raise ConfigurationError(f"rows={self.rows!r}, expected 'balanced', or for each rank a whole number "
                                          f"from 1 to {_MOST_SHARE}, such as (3, 1, 1).")
@@ -134,12 +134,12 @@ class TrainingOptions:
                 f"verify={self.verify} compares gradients with their exact sums, but wire_dtype="
                 f"{self.wire_dtype!r} rounds them; omit one of the two.")
 
-    def row_shares(self, size: int) -> tuple[int, ...]:
-        """Returns how ranks share rows in a job of `size` ranks, or begin to."""
-        given = self.plan.row_shares if self.plan is not None else ()
-        if self.rows is not None and self.rows != BALANCED:
-            given = tuple(map(int, self.rows))
-        return given or (1,) * size
+    @property
+    def given_row_shares(self) -> tuple[int, ...] | None:
+        """How ranks share rows from the beginning, None if that was not given."""
+        if self.plan is not None and self.plan.row_shares:
+            return self.plan.row_shares
+        return None if self.rows is None or isinstance(self.rows, str) else tuple(map(int, self.rows))
 
     @property
     def ranks_per_node(self) -> int | None:
@@ -163,8 +163,8 @@ class TrainingOptions:
             PlanError: If the plan is for another job.
         """
         self._check_ranks_per_node(job, size, has_own_ops)
-        shares = self.row_shares(size)
-        if len(shares) != size:
+        shares = self.given_row_shares
+        if shares is not None and len(shares) != size:
             raise ConfigurationError(f"rows={shares} are for {len(shares)} ranks, but the job has {size}; give as many "
                                      "numbers.")
         num_servers = len(job.servers) or size

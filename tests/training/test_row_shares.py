@@ -51,6 +51,7 @@ def test_balanced_shares_follow_speeds_and_a_plan_replays_them(alone, tmp_path):
     ("(1, 2, 3)", "rows=(1, 2, 3) are for 3 ranks, but the job has 2; give as many numbers."),
     ("'fast'", "rows='fast', expected 'balanced', or for each rank a whole number from 1 to 1000, such as (3, 1, 1)."),
     ("(0, 1)", "rows=(0, 1), expected 'balanced'"),
+    ("np.array([3, 1])", "rows=array([3, 1]), expected 'balanced'"),
 ])
 def test_other_shares_are_refused(tmp_path, rows, says):
     outcome = launch.run(["train_with_shares.py", str(tmp_path / "refused"), rows], 2, timeout_s=60)

@@ -14,6 +14,7 @@ from tf_poseidon.data import fingerprints
 from tf_poseidon.data import parts as parts_lib
 from tf_poseidon.data import row_selection
 from tf_poseidon.job.communicator import join_loopback
+from tf_poseidon.one_process import calls
 
 
 @contextlib.contextmanager
@@ -219,3 +220,12 @@ def test_readers_of_timed_datasets_continue_where_they_were(tmp_path):
         assert [int(next(iterator)) for _ in range(3)] == [1, 2, 3]
         tf.train.Checkpoint(iterator=iterator).restore(saved)
         assert int(next(iterator)) == 1
+
+
+def test_ranks_compare_what_all_of_them_have_of_a_call_with_own_rows():
+    rows = datasets.OwnRows(tf.zeros([2, 3]), tf.constant([5, 3, 2], tf.int64), tf.constant(2), True, 5)
+    call = calls.Call(lambda batch, rate, flag: None, {}, ((rows, rows), tf.constant(0.5), True), {})
+    assert call.has_own_rows and call.rows() == 5 and len(call.tensors) == 4
+    assert [float(tensor) for tensor in call.common_tensors()] == [0.5]
+    whole = calls.Call(lambda x: None, {}, (tf.zeros([2, 3]),), {})
+    assert not whole.has_own_rows and whole.common_tensors() == whole.tensors

@@ -175,6 +175,11 @@ def given_dataset(iterator: Any) -> "tf.data.Dataset | None":
     return getattr(iterator.data_adapter, "_dataset", None)
 
 
+def distributed_dataset(iterator: Any) -> "tf.data.Dataset":
+    """Returns the dataset that an epoch iterator reads."""
+    return iterator._distributed_dataset
+
+
 def distribute_anew(iterator: Any, distribute: "Callable[[tf.distribute.Strategy, tf.data.Dataset], tf.data.Dataset]",
                     ) -> None:
     """Gives an epoch iterator another dataset, which it reads from its next epoch on.

@@ -4,6 +4,7 @@ Tests: tests/unit/test_data.py, tests/training/test_training.py.
 """
 
 from collections.abc import Callable
+import dataclasses
 import functools
 import logging
 import typing
@@ -156,7 +157,7 @@ def global_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
     return checked
 
 
-def _selected(dataset: tf.data.Dataset, ranks: row_selection.Ranks) -> tuple[
+def select(dataset: tf.data.Dataset, ranks: row_selection.Ranks) -> tuple[
         row_selection.Selected | None, input_report.InputReport]:
     """Returns the result of `row_selection.select`; where that fails, that every rank makes all rows, and why."""
     try:
@@ -171,11 +172,13 @@ def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
     """Returns a dataset of `OwnRows` whose rows each rank makes itself; None if every rank makes all rows."""
     if dataset in batch_sizes:  # of arrays: taking rows of them is all that it does
         return None
-    # They hold the dataset, and it holds them: the caches of a rank's rows are those of the call of `fit` before.
-    known = vars(dataset).setdefault("_poseidon_selected", {})
-    if ranks not in known:
-        known[ranks] = _selected(dataset, ranks)
-    selected, report = known[ranks]
+    # What was selected last, which holds the dataset: the caches of a rank's rows are those of the `fit` before.
+    key = dataclasses.replace(ranks, name="")
+    known, *result = vars(dataset).get("_poseidon_selected", (None,))
+    if known != key:
+        result = [*select(dataset, ranks)]
+        vars(dataset)["_poseidon_selected"] = key, *result
+    selected, report = result
     difference = agreement.CommunicatorComparison(communicator).difference(
         f"data/{ranks.name}", "\n".join(("divided" if selected else "whole", str(report))))
     if communicator.rank == 0 and (text := difference or report.sentence()):
@@ -186,12 +189,17 @@ def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
     has_all = parts.contributors(selected.batch_size, ranks.shares) == ranks.size
 
     @tf.autograph.experimental.do_not_convert
-    def as_own_rows(part: tf.Tensor, batch: Any) -> Any:
+    def as_own_rows(index: tf.Tensor, tagged: tuple[tf.Tensor, Any]) -> Any:
+        tag, batch = tagged
+        compared = fingerprints.with_elements_compared(index, tag[0], tag[row_selection.PART:],
+                                                       f"{ranks.name}/first_batch", f"the first batch of {ranks.name}")
+        with tf.control_dependencies([compared]):
+            part = tf.identity(tag[:row_selection.PART])
         contributors = parts.contributors(part[0], ranks.shares)
         return tf.nest.map_structure(lambda leaf: OwnRows(
             leaf, part, contributors, has_all and leaf.shape[0] is not None, selected.batch_size), batch)
 
-    own = ops.timed(selected.dataset.map(as_own_rows).prefetch(tf.data.AUTOTUNE))
+    own = ops.timed(selected.dataset.enumerate().map(as_own_rows).prefetch(tf.data.AUTOTUNE))
     batch_sizes[own] = selected.batch_size
     return own
 

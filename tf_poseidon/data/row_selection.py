@@ -38,11 +38,12 @@ from tf_poseidon.graph_passes.partition.states import GATHERED
 
 # Stateful ops that do not make what a function returns depend on its other calls.
 _HARMLESS = frozenset((
-    "Assert", "Print", "PrintV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp",
-    "LookupTableFindV2", "LookupTableSizeV2", "StatefulPartitionedCall", "If", "While", "Case", "Placeholder"))
+    "Assert", "CheckNumerics", "CheckNumericsV2", "Print", "PrintV2", "ReadVariableOp", "ResourceGather",
+    "ResourceGatherNd", "VarHandleOp", "LookupTableFindV2", "LookupTableSizeV2", "StatefulPartitionedCall", "If",
+    "While", "Case", "Placeholder"))
 # Datasets whose data, in bytes, would be copied to find how they shuffle: more is not worth it.
 _MOST_COPIED = 1 << 28
-_PART, _FINGERPRINT = 3, 4  # numbers in a tag
+PART, _FINGERPRINT = 3, 4  # numbers in a tag
 _IDENTIFYING = 1024  # numbers of a tensor that are compared
 _BATCHES = ("batch", "padded_batch")
 _MOVES = frozenset(("repeat", "shard", "shuffle", "skip", "take"))
@@ -79,7 +80,8 @@ class Selected:
     """A dataset of this rank's rows.
 
     Attributes:
-        dataset: Its elements are (part, batch): [3] int64 as `OwnRows.part`, and this rank's rows of a batch.
+        dataset: Its elements are (tag, batch): [7] int64, and this rank's rows of a batch. A tag is a part, as
+            `OwnRows.part`, and the fingerprint of what the batch was made of if it was the first one, else zeros.
         batch_size: Rows of every global batch except possibly the last.
     """
 
@@ -122,8 +124,7 @@ class _Batches:
     """Batches of which a rank has its rows.
 
     Attributes:
-        rows: Returns a dataset of tuples: a tag, and the tensors of a batch. A tag is the part, and the fingerprint of
-            what the batch was made of if it was the first one, else zeros: ranks compare it when they take the batch.
+        rows: Returns a dataset of tuples: a tag, as in `Selected`, and the tensors of a batch.
         batch_size: Rows of every global batch except possibly the last.
         done: The user's datasets that run for a rank's rows alone.
     """
@@ -176,7 +177,7 @@ def select(dataset: tf.data.Dataset, ranks: Ranks) -> tuple[Selected | None, inp
     elif batches is not None and (text := _refused_types(dataset)):
         obstacles[id(dataset)] = text
     elif batches is not None and any(tf_compat.transformation(each)[0] == "map" for each in batches.done):
-        return (Selected(_structured(batches.rows(), dataset, ranks.name), batches.batch_size),
+        return (Selected(_structured(batches.rows(), dataset), batches.batch_size),
                 _report(ordered, obstacles, batches.done, batches.batch_size))
     return None, _report(ordered, obstacles, (), None)
 
@@ -265,7 +266,7 @@ class _Selection:
                 return _with(stream, dataset, lambda rows: rows)
             by_rows = reason or self._ranks.by_rows(how["map_func"].function, self._ranks.size)
             return by_rows if isinstance(by_rows, str) else _with(stream, dataset, lambda rows: _mapped(
-                rows, lambda tag, *tensors: (tag, *by_rows(tag[:_PART], *tensors)), how))
+                rows, lambda tag, *tensors: (tag, *by_rows(tag[:PART], *tensors)), how))
         if reason:
             return _Elements(lambda: _flat(dataset), (), {id(dataset): reason})
         return dataclasses.replace(stream, later=(*stream.later, _Later("map", dataset)))
@@ -277,7 +278,7 @@ class _Selection:
 
     def _cache(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
         if isinstance(stream, _Batches):
-            return _with(stream, dataset, lambda rows: rows.cache(self._file(how["filename"])))
+            return _with(stream, dataset, lambda rows: rows.cache(self._file(how["filename"], "batches")))
         return dataclasses.replace(stream, later=(*stream.later, _Later("cache", dataset))) if stream.later else ""
 
     def _moved(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
@@ -315,7 +316,7 @@ class _Selection:
             return "it reads batches of different sizes; zip in front of batch"
 
         def joined(*each: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
-            same = [tf.debugging.assert_equal(tag[:_PART], each[0][0][:_PART], (
+            same = [tf.debugging.assert_equal(tag[:PART], each[0][0][:PART], (
                 "The parts of a batch must have the same first dimension, but zip joins batches of different sizes."))
                     for tag, *_ in each[1:]]
             with tf.control_dependencies(same):
@@ -335,8 +336,10 @@ class _Selection:
         return "what is done with the elements of one is not done with those of the other; map behind it"
 
     def _batch(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Elements) -> _Batches | str:
+        is_static = self._is_static(how)
+
         def batched(rows: tf.data.Dataset, count: int) -> tf.data.Dataset:
-            return rows.batch(count, how["drop_remainder"], num_parallel_calls=how.get("num_parallel_calls"),
+            return rows.batch(count, is_static, num_parallel_calls=how.get("num_parallel_calls"),
                               deterministic=True if "num_parallel_calls" in how else None)
 
         return self._batched(dataset, how, stream, batched)
@@ -346,14 +349,20 @@ class _Selection:
         if any((shape < 0).any() for shape in shapes):
             return ("it pads to the longest row of a batch, which is known when all of them are made; give "
                     "padded_shapes without None")
+        is_static = self._is_static(how)
         values = [tf.convert_to_tensor(value, spec.dtype) for value, spec in zip(
             tf.nest.flatten(how["padding_values"]), tf.nest.flatten(dataset.element_spec), strict=True)]
 
         def batched(rows: tf.data.Dataset, count: int) -> tf.data.Dataset:
-            return rows.padded_batch(count, ([_PART + _FINGERPRINT], *shapes), (tf.constant(0, tf.int64), *values),
-                                     how["drop_remainder"])
+            return rows.padded_batch(count, ([PART + _FINGERPRINT], *shapes), (tf.constant(0, tf.int64), *values),
+                                     is_static)
 
         return self._batched(dataset, how, stream, batched)
+
+    def _is_static(self, how: Mapping[str, Any]) -> bool:
+        """Whether shapes say how many rows a rank has: all ranks have as many, or their graphs would differ."""
+        ranks = self._ranks
+        return how["drop_remainder"] and len(set(ranks.shares)) == 1 and how["batch_size"] % ranks.size == 0
 
     def _batched(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Elements,
                  batched: Callable[[tf.data.Dataset, int], tf.data.Dataset]) -> _Batches | str:
@@ -366,18 +375,18 @@ class _Selection:
         def rows() -> tf.data.Dataset:
             chosen = _chosen(stream.base(), batch_size, drops, self._ranks)
             for later in stream.later:
-                chosen = self._done(chosen, later)
+                chosen = self._done(chosen, later, f"{batch_size}{'full' if drops else ''}")
             return batched(chosen, max(1, count)).map(_unconverted(lambda tags, *tensors: (tags[0], *tensors)))
 
         return _Batches(rows, batch_size, (*(later.dataset for later in stream.later), dataset))
 
-    def _done(self, rows: tf.data.Dataset, later: _Later) -> tf.data.Dataset:
-        """Does with chosen elements what was left for later."""
+    def _done(self, rows: tf.data.Dataset, later: _Later, batches: str) -> tf.data.Dataset:
+        """Does with elements that were chosen for batches, of which a text says the size, what was left for later."""
         _, how = tf_compat.transformation(later.dataset)
         if later.method == "prefetch":
             return rows.prefetch(how["buffer_size"])
         if later.method == "cache":
-            return rows.cache(self._file(how["filename"]))
+            return rows.cache(self._file(how["filename"], batches))
         function = how["map_func"].function
         begin = later.begin + 1  # behind the part
         end = begin + len(tf_compat.flat_specs(tf_compat.inputs_of(later.dataset)[0]))
@@ -393,12 +402,12 @@ class _Selection:
                   "cache batches, or leave cache out")
         return _Elements(lambda: _flat(cached), stream.later[caches[-1] + 1:], {id(cached): reason})
 
-    def _file(self, name: bytes) -> str:
-        """Returns the file of a cache: each rank has its own."""
+    def _file(self, name: bytes, batches: str) -> str:
+        """Returns the file of a cache: each rank has its own, for its rows of batches of a size."""
         text = name.decode()
         ranks = self._ranks
         shares = "" if len(set(ranks.shares)) == 1 else "." + "-".join(map(str, ranks.shares))
-        return f"{text}.rank{ranks.rank}of{ranks.size}{shares}" if text else ""
+        return f"{text}.rank{ranks.rank}of{ranks.size}{shares}.{batches}" if text else ""
 
 
 def _without_rule(*_: Any) -> str:
@@ -461,12 +470,12 @@ def _fingerprint(rows: tf.data.Dataset, most: int, are_values: Sequence[bool]) -
 
 
 def _identifying(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns what tells a part of an element from that of others: names of files, and some of many numbers.
+    """Returns what tells a part of an element from that of others: of a file, its name and folder; and some numbers.
 
-    Hosts may have the folders of files elsewhere. An element may hold a whole array, where that is zipped with indices.
+    Hosts may have folders elsewhere. An element may hold a whole array, where that is zipped with indices.
     """
     if tensor.dtype == tf.string:
-        return tf.strings.regex_replace(tensor, "(?s)^.*/", "")
+        return tf.strings.regex_replace(tensor, "(?s)^.*/([^/]*/[^/]*)$", r"\1")
     return tf.reshape(tensor, [-1])[:_IDENTIFYING]
 
 
@@ -553,24 +562,14 @@ def _flat(dataset: tf.data.Dataset) -> tf.data.Dataset:
         tuple(tf.TensorSpec(shape, dtype) for shape, dtype in tf_compat.flat_specs(dataset)))
 
 
-def _structured(rows: tf.data.Dataset, dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
-    """Returns the dataset of (part, batch), of which ranks compare the first one.
-
-    Args:
-        rows: The dataset of tuples: a tag, and the tensors of a batch.
-        dataset: The user's, whose structure and options it has.
-        name: A name for the comparison.
-    """
+def _structured(rows: tf.data.Dataset, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset of (tag, batch), with the structure and the options of the user's dataset."""
     spec = dataset.element_spec
 
-    def structured(index: tf.Tensor, tagged: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, Any]:
-        tag, *tensors = tagged
-        compared = fingerprints.with_elements_compared(index, tag[0], tag[_PART:], f"{name}/first_batch",
-                                                       f"the first batch of {name}")
-        with tf.control_dependencies([compared]):
-            return tf.identity(tag[:_PART]), tf.nest.pack_sequence_as(spec, tensors)
+    def structured(tag: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        return tag, tf.nest.pack_sequence_as(spec, tensors)
 
-    result = rows.enumerate().map(_unconverted(structured)).with_options(dataset.options())
+    result = rows.map(_unconverted(structured)).with_options(dataset.options())
     cardinality = dataset.cardinality()
     if cardinality != tf.data.UNKNOWN_CARDINALITY:
         result = result.apply(tf.data.experimental.assert_cardinality(cardinality))

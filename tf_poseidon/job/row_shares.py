@@ -4,8 +4,22 @@ Tests: tests/training/test_row_shares.py.
 """
 
 from collections.abc import Sequence
+import weakref
 
 from tf_poseidon.job.communicator import Communicator
+
+# By communicator: strategies of one job share rows alike.
+_of: "weakref.WeakKeyDictionary[Communicator, RowShares]" = weakref.WeakKeyDictionary()
+
+
+def of(communicator: Communicator, shares: Sequence[int] | None, is_balanced: bool) -> "RowShares":
+    """Returns the shares of a job; `shares` are given to it unless they are None, and it has some."""
+    if communicator not in _of:
+        _of[communicator] = RowShares(communicator, shares or (1,) * communicator.size, is_balanced)
+    elif shares is not None or is_balanced:
+        _of[communicator].is_balanced = is_balanced
+        _of[communicator].set(shares or _of[communicator].current)
+    return _of[communicator]
 
 
 class RowShares:
@@ -18,7 +32,7 @@ class RowShares:
     """
 
     def __init__(self, communicator: Communicator, shares: Sequence[int], is_balanced: bool) -> None:
-        self._communicator = communicator
+        self._communicator = weakref.proxy(communicator)  # by which `of` finds this
         self.is_balanced = is_balanced
         self.usual_rows: int | None = None
         self.set(shares)

@@ -84,6 +84,13 @@ class Call:
         return [tf.TensorSpec(_without_rows(shape, dimension), tensor.dtype)
                 for tensor, shape, dimension in zip(self.tensors, self._shapes, self.dimensions)]
 
+    def common_tensors(self) -> list[tf.Tensor]:
+        """Returns the tensors that all ranks have, which are all of them unless ranks were given their rows alone."""
+        if not self.has_own_rows:
+            return self.tensors
+        *values, _ = self.tensors  # the part
+        return [tensor for tensor, dimension in zip(values, self.dimensions) if dimension is None]
+
     def rows(self) -> int | None:
         """Returns the number of rows of a global batch, or of most of them; None if it is unknown."""
         if self._usual_rows is not None:

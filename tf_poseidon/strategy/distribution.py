@@ -131,12 +131,13 @@ class _Distributed:
 
     def _check_inputs(self, call: calls.Call, strategy: PoseidonStrategy) -> None:
         """Compares the ranks' inputs, in the first call and then ever less often."""
-        if not tf.executing_eagerly() or call.has_own_rows:  # of which ranks have compared what they had in common
+        if not tf.executing_eagerly():
             return
         self._calls += 1
         if self._calls & (self._calls - 1):
             return
-        fingerprints.compare(call.tensors, strategy.extended.job.communicator, f"call {self._calls} of '{call.name}'")
+        fingerprints.compare(call.common_tensors(), strategy.extended.job.communicator,
+                             f"call {self._calls} of '{call.name}'")
 
     def _strategy(self) -> PoseidonStrategy:
         if self._given is None:

@@ -294,7 +294,7 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
 
     def explain_input(self, dataset: tf.data.Dataset) -> input_report.InputReport:
         """Returns what of a dataset each rank runs for its own rows."""
-        return row_selection.select(dataset, row_selection.Ranks(
+        return datasets.select(dataset, row_selection.Ranks(
             self.rank, self.row_shares, "", self._is_independent, row_maps.by_rows))[1]
 
     @property

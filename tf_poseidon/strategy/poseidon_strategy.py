@@ -27,12 +27,12 @@ from tf_poseidon.job import agreement
 from tf_poseidon.job import calibration
 from tf_poseidon.job import held_variables
 from tf_poseidon.job import new_variables
+from tf_poseidon.job import row_shares
 from tf_poseidon.job import runtime
 from tf_poseidon.job import verify as verify_lib
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.communicator import STAGING_COUNTERS
 from tf_poseidon.job.joined_job import Job
-from tf_poseidon.job.row_shares import RowShares
 from tf_poseidon.loops import step as step_lib
 from tf_poseidon.stragglers import watch
 from tf_poseidon.strategy import extended
@@ -99,7 +99,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             Gradients that travel as factors are computed here too, so all steps take longer.
         rows: How ranks share the rows of each global batch. None gives all as many, up to one; (3, 1, 1) gives rank 0
             three times as many as the others; "balanced" begins with as many, and at the end of each epoch of `fit`
-            follows the measured speeds of the ranks. What is computed is the same. A saved plan has them.
+            follows the measured speeds of the ranks. What is computed is the same. A saved plan has them, and a later
+            strategy of the job that gives none.
         input: "exact" gives every step the batches of one process. Then maps of a dataset that draw random numbers from
             a common state, or call Python, run for all rows on every rank; with "independent" each rank runs them for
             its own rows alone, so that what they draw depends on the number of ranks.
@@ -325,4 +326,4 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
     graph_pass = grappler.enable(communicator.rank, session, training.strict)
     return Job(communicator, graph_pass, training.wire_dtype, verifier, held_variables.Held(communicator),
                new_variables.NewVariables(communicator), runtime.errors(),
-               RowShares(communicator, training.row_shares(communicator.size), training.rows == options.BALANCED))
+               row_shares.of(communicator, training.given_row_shares, training.rows == options.BALANCED))

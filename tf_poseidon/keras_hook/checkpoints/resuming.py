@@ -264,6 +264,12 @@ def note_iterator(iterator: Any) -> None:
         fit.iterator = iterator
 
 
+def iterator() -> Any:
+    """Returns the iterator of the training data of the present `fit`, None if there is none yet."""
+    fit = _current.get()
+    return None if fit is None else fit.iterator
+
+
 def enumerate_iterator(original: Callable[..., Iterator[Any]], iterator: Any) -> Iterator[Any]:
     """Makes the iterators of a `fit` that resumes read past what was before.
 
