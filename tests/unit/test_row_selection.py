@@ -428,6 +428,20 @@ def test_a_dataset_made_in_a_function_stays_whole():
     traced(tf.constant(3, tf.int64))
 
 
+def test_files_of_cached_elements_are_of_one_size_of_batches(tmp_path):
+    """Which elements a rank has depends on it, so others' are not read."""
+    for batch_size in (4, 6):
+        check(lambda size=batch_size: mapped().cache(str(tmp_path / "cache")).batch(size), (1, 1))
+
+
+@pytest.mark.parametrize("batch_size, rows", [(6, 3), (5, None)])
+def test_sizes_are_static_where_all_ranks_have_as_many(batch_size, rows):
+    for rank in range(2):
+        selected, _ = row_selection.select(mapped().batch(batch_size, drop_remainder=True),
+                                           row_selection.Ranks(rank, (1, 1), "data"))
+        assert selected.dataset.element_spec[1].shape == (rows,)
+
+
 def test_a_graph_that_cannot_be_rebuilt_is_read_whole(monkeypatch, caplog):
     def fails(*_):
         raise TypeError("no such attribute")
