@@ -13,6 +13,7 @@ from tf_poseidon.data import datasets
 from tf_poseidon.data import fingerprints
 from tf_poseidon.data import parts as parts_lib
 from tf_poseidon.data import row_selection
+from tf_poseidon.job import row_shares
 from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.one_process import calls
 
@@ -229,3 +230,15 @@ def test_ranks_compare_what_all_of_them_have_of_a_call_with_own_rows():
     assert [float(tensor) for tensor in call.common_tensors()] == [0.5]
     whole = calls.Call(lambda x: None, {}, (tf.zeros([2, 3]),), {})
     assert not whole.has_own_rows and whole.common_tensors() == whole.tensors
+
+
+def test_strategies_of_a_job_share_rows_alike():
+    communicators = join_loopback(2)
+    try:
+        first = row_shares.of(communicators[0], (3, 1), False)
+        assert row_shares.of(communicators[0], None, False) is first and first.current == (3, 1)
+        assert row_shares.of(communicators[0], (1, 2), False) is first and first.current == (1, 2)
+        assert row_shares.of(communicators[0], None, True) is first and first.is_balanced
+    finally:
+        for communicator in communicators:
+            communicator.leave()
