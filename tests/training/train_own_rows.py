@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_poseidon as poseidon
+from tf_poseidon.data import array_rows
 
 Dataset = tf.data.Dataset
 COUNT, BATCH, EPOCHS = 23, 6, 2  # of images; 4 batches in an epoch, the last of which has 5 rows
@@ -45,7 +46,8 @@ def noted(file):
 
 
 def decode(file, label):
-    file = tf.ensure_shape(tf.numpy_function(noted, [file], tf.string, stateful=False), [])
+    if not tf.executing_eagerly():
+        file = tf.ensure_shape(tf.numpy_function(noted, [file], tf.string, stateful=False), [])
     image = tf.image.resize(tf.io.decode_jpeg(tf.io.read_file(file), channels=3), [8, 8])
     return tf.cast(image, tf.float32) / 128 - 1, label
 
@@ -147,6 +149,48 @@ def files_by_rank(directory, files):
 
 
 @program
+def arrays(directory, files):
+    rng = np.random.default_rng(6)
+    images, targets = rng.normal(size=(COUNT, 8, 8, 3)).astype(np.float32), np.eye(2)[np.arange(COUNT) % 2]
+    weights = np.linspace(0.5, 1.5, COUNT, dtype=np.float32)
+    results = []
+    for options in ({}, {"shuffle": False, "steps_per_epoch": 3}):
+        model = network()
+        history = model.fit(images, targets, BATCH, EPOCHS, verbose=0, sample_weight=weights,
+                            validation_data=(images, targets), **options)
+        results += [*model.get_weights(), *(np.array(values) for values in history.history.values()),
+                    model.predict(images, 4, verbose=0)]
+    return results
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of files, of which a rank reads its rows alone."""
+
+    def __init__(self, files, **options):
+        super().__init__(**options)
+        self.files = files
+
+    def __len__(self):
+        return -(-len(self.files) // BATCH)
+
+    def num_rows(self, index):
+        return min(BATCH, len(self.files) - BATCH * index)
+
+    def __getitem__(self, index):
+        return self.rows(index, 0, self.num_rows(index))
+
+    def rows(self, index, start, stop):
+        numbers = range(BATCH * index + start, BATCH * index + stop)
+        chosen = [decode(noted(self.files[number].encode()).decode(), 0)[0] for number in numbers]
+        return np.stack(chosen), np.eye(2)[np.array(numbers) % 2]
+
+
+@program
+def py_dataset(directory, files):
+    return fitted(Batches(files, workers=2), Batches(files))
+
+
+@program
 def loop_of_ones_own(directory, files):
     strategy = tf.distribute.get_strategy()
     model = network()
@@ -167,6 +211,7 @@ def loop_of_ones_own(directory, files):
 
 
 def main(output, shares):
+    array_rows.LEAST_BYTES = 0
     keras.utils.set_random_seed(5)
     strategy = poseidon.PoseidonStrategy(
         policy="ps", rows=None if shares == "equal" else tuple(map(int, shares.split(","))), strict=True)

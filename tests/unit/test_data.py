@@ -4,11 +4,13 @@ import contextlib
 import fractions
 import time
 
+from keras.src.trainers.data_adapters import array_data_adapter
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon.data import array_rows
 from tf_poseidon.data import datasets
 from tf_poseidon.data import fingerprints
 from tf_poseidon.data import parts as parts_lib
@@ -100,6 +102,42 @@ def test_structures_keep_their_form():
         assert x["b"][0].value.to_list() == ragged[begin:end].to_list()
         np.testing.assert_array_equal(tf.sparse.to_dense(x["b"][1].value),
                                       (dense % 3)[begin:end])
+
+
+@pytest.mark.parametrize("shuffle", [True, "batch", False])
+@pytest.mark.parametrize("shares", [(1, 1), (4, 1, 2)], ids=str)
+@pytest.mark.parametrize("count", [23, 18])  # with a last batch of 5 rows, and none
+def test_ranks_gather_their_rows_of_arrays(count, shares, shuffle, monkeypatch):
+    monkeypatch.setattr(array_rows, "LEAST_BYTES", 0)
+    arrays = {"a": np.arange(count, dtype=np.float32), "b": np.arange(3 * count).reshape(count, 3)}, np.arange(count)
+
+    def dataset():
+        tf.random.set_seed(3)
+        return array_data_adapter.ArrayDataAdapter(*arrays, batch_size=6, shuffle=shuffle).get_tf_dataset()
+
+    batches = dataset()
+    expected = [list(batches) for _ in range(2)]
+    for rank in range(len(shares)):
+        selected, report = array_rows.select(dataset(), 6, row_selection.Ranks(rank, shares, "data"))
+        assert report.is_divided and (len(set(shares)) > 1 or count % 6 or selected.dataset.element_spec[1][1].shape[0])
+        for epoch in expected:
+            for number, (whole, (tag, batch)) in enumerate(zip(epoch, selected.dataset, strict=True)):
+                total = len(whole[1])
+                begin, rows = parts_lib.of_rank(total, rank, shares)
+                begin = begin if rows else 0
+                assert tag[:3].numpy().tolist() == [total, begin, rows] and np.any(tag[3:]) == (number == 0)
+                for one, other in zip(tf.nest.flatten(whole), tf.nest.flatten(batch), strict=True):
+                    np.testing.assert_array_equal(one[begin:begin + max(rows, 1)], other)
+
+
+@pytest.mark.parametrize("arrays, least, reason", [
+    (np.zeros((6, 2)), 1 << 20, "its batches are small"),
+    (tf.sparse.from_dense(np.ones((6, 2))), 0, "a part of its elements is a SparseTensor; make it a dense tensor")])
+def test_all_ranks_gather_all_rows_of_other_arrays(arrays, least, reason, monkeypatch):
+    monkeypatch.setattr(array_rows, "LEAST_BYTES", least)
+    dataset = array_data_adapter.ArrayDataAdapter(arrays, batch_size=4).get_tf_dataset()
+    selected, report = array_rows.select(dataset, 4, row_selection.Ranks(0, (1, 1), "data"))
+    assert selected is None and not report.is_divided and report.transformations[0].obstacle == reason
 
 
 def test_rows_can_be_used_like_their_tensor():

@@ -3,13 +3,20 @@
 import dataclasses
 
 import keras
+from keras.src.trainers.data_adapters import py_dataset_adapter
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tf_poseidon import keras_hook
 from tf_poseidon import supported
+from tf_poseidon.data import datasets
+from tf_poseidon.data import parts
+from tf_poseidon.data import row_selection
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.keras_hook import hooks
 from tf_poseidon.keras_hook.batch_loops import building
+from tf_poseidon.keras_hook.batch_loops import py_dataset_rows
 
 
 @pytest.mark.parametrize("hook", keras_hook.HOOKS, ids=lambda hook: hook.name)
@@ -156,3 +163,70 @@ def test_metrics_are_those_that_keras_chooses(build):
         model.fit(dataset, verbose=0)
         found.append([(type(metric), metric.name, [v.shape for v in metric.variables]) for metric in model.metrics])
     assert found[0] == found[1]
+
+
+class _Batches(keras.utils.PyDataset):
+    """Batches of 4, 4 and 2 rows, which remembers which rows it has made."""
+
+    def __init__(self, seed=0, extra=0, **options):
+        super().__init__(**options)
+        self.values, self.extra, self.made = np.random.default_rng(seed).normal(size=10).astype(np.float32), extra, []
+
+    def __len__(self):
+        return 3
+
+    def num_rows(self, index):
+        return len(self[index][1])
+
+    def __getitem__(self, index):
+        return self.values[4 * index:4 * index + 4], np.arange(10)[4 * index:4 * index + 4]
+
+    def rows(self, index, start, stop):
+        self.made.append((index, start, stop))
+        return tuple(part[start:stop + self.extra] for part in self[index])
+
+
+@pytest.fixture
+def hooked():
+    with hooks.installed():
+        yield
+
+
+def _read(batches, shares, rank, **options):
+    """Returns (parts, fingerprints, batches) of the dataset of a rank's rows."""
+    source = py_dataset_rows.RowsOfRank(batches, 0, (1,) * len(shares))
+    dataset = py_dataset_adapter.PyDatasetAdapter(source, **options).get_tf_dataset()
+    datasets.select(dataset, row_selection.Ranks(rank, shares, "data"))
+    tags, rows = zip(*dataset, strict=True)
+    return np.array(tags)[:, :3].tolist(), np.array(tags)[:, 3:], rows
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 2}], ids=str)
+@pytest.mark.parametrize("shares", [(1, 1), (4, 1, 2)], ids=str)
+def test_ranks_make_their_rows_of_a_py_dataset(shares, options, hooked):
+    fingerprints = []
+    for rank in range(len(shares)):
+        batches = _Batches(**options)
+        found, fingerprint, rows = _read(batches, shares, rank, class_weight={i: 2.0 * i for i in range(10)})
+        assert len(found) == 3
+        for index, (total, begin, count) in enumerate(found):
+            x, y = batches[index]
+            assert (total, count) == (len(y), parts.of_rank(len(y), rank, shares)[1])
+            begin = parts.of_rank(len(y), rank, shares)[0] if count else 0
+            for values, whole in zip(rows[index], (x, y, 2.0 * y), strict=True):
+                np.testing.assert_array_equal(values, whole[begin:begin + max(count, 1)])
+        fingerprints.append(fingerprint)
+    np.testing.assert_array_equal(fingerprints[0][0], fingerprints[-1][0])
+    assert not np.array_equal(_read(_Batches(seed=1), shares, 0)[1][0], fingerprints[0][0])
+
+
+def test_py_datasets_that_make_other_rows_are_refused(hooked):
+    with pytest.raises(PoseidonError, match=r"_Batches\.rows\(0, 0, 2\) .* of shape \(3,\), expected 2 rows; return"):
+        _read(_Batches(extra=1), (1, 1), 0)
+
+
+def test_py_datasets_of_texts_are_refused(hooked):
+    batches = _Batches()
+    batches.values = tf.constant(list("abcdefghij"))
+    with pytest.raises(PoseidonError, match=r"_Batches\.rows cannot be divided: .* string.*rename `rows`"):
+        _read(batches, (1, 1), 0)

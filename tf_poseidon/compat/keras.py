@@ -31,6 +31,8 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
          "let every rank accumulate the gradients of its own rows"),
     Name("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter.batch_size",
          "know the batch size that gradients are planned for"),
+    Name("keras.src.trainers.data_adapters.py_dataset_adapter", "PyDatasetAdapter.py_dataset",
+         "let each rank make its own rows"),
     Name("keras.src.trainers.trainer", "Trainer._initial_epoch",
          "let all ranks continue at the epoch that rank 0 has restored"),
     *(Name("keras.src.callbacks.backup_and_restore", f"BackupAndRestore.{name}",
@@ -94,6 +96,11 @@ def trainable_variables(optimizer: Any) -> list[Any]:
 def accumulated_gradients(optimizer: Any) -> list[Any]:
     """Returns the variables in which a built optimizer accumulates gradients; only for one that accumulates."""
     return optimizer._accumulated_gradients
+
+
+def py_dataset(adapter: Any) -> Any:
+    """Returns the PyDataset that an adapter reads."""
+    return adapter.py_dataset
 
 
 def initial_epoch(model: Any) -> int | None:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.data import array_rows
 from tf_poseidon.data import fingerprints
 from tf_poseidon.data import input_report
 from tf_poseidon.data import parts
@@ -72,6 +73,9 @@ class OwnRows(tf.experimental.ExtensionType):
 
 # Batch sizes declared by the creator of a dataset; see `batch_size`.
 batch_sizes: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
+# Datasets of (tag, batch), as `row_selection.Selected` has them, by what tells them of which ranks they make the rows.
+row_sources: weakref.WeakKeyDictionary[tf.data.Dataset, Callable[[row_selection.Ranks], None]] = (
+    weakref.WeakKeyDictionary())
 
 
 def first_rows(structure: Any) -> OwnRows | None:
@@ -159,8 +163,17 @@ def global_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
 
 def select(dataset: tf.data.Dataset, ranks: row_selection.Ranks) -> tuple[
         row_selection.Selected | None, input_report.InputReport]:
-    """Returns the result of `row_selection.select`; where that fails, that every rank makes all rows, and why."""
+    """Returns the result of `row_selection.select`; where that fails, that every rank makes all rows, and why.
+
+    Ranks take their rows of arrays by `array_rows`; `row_sources` have them already.
+    """
     try:
+        if dataset in row_sources:
+            row_sources[dataset](ranks)
+            source = input_report.Transformation("PyDataset", True, "")
+            return row_selection.Selected(dataset, -1), input_report.InputReport((source,), -1)
+        if dataset in batch_sizes:
+            return array_rows.select(dataset, batch_sizes[dataset], ranks)
         return row_selection.select(dataset, ranks)
     except Exception as error:  # whatever a dataset has that is not known, whole batches are right
         problem = f"its graph could not be rebuilt ({type(error).__name__}: {shortened(str(error))}); please report it"
@@ -170,8 +183,6 @@ def select(dataset: tf.data.Dataset, ranks: row_selection.Ranks) -> tuple[
 def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
                  communicator: Communicator) -> tf.data.Dataset | None:
     """Returns a dataset of `OwnRows` whose rows each rank makes itself; None if every rank makes all rows."""
-    if dataset in batch_sizes:  # of arrays: taking rows of them is all that it does
-        return None
     # What was selected last, which holds the dataset: the caches of a rank's rows are those of the `fit` before.
     key = dataclasses.replace(ranks, name="")
     known, *result = vars(dataset).get("_poseidon_selected", (None,))
@@ -186,7 +197,7 @@ def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
     if selected is None or difference:
         return None
 
-    has_all = parts.contributors(selected.batch_size, ranks.shares) == ranks.size
+    has_all = selected.batch_size > 0 and parts.contributors(selected.batch_size, ranks.shares) == ranks.size
 
     @tf.autograph.experimental.do_not_convert
     def as_own_rows(index: tf.Tensor, tagged: tuple[tf.Tensor, Any]) -> Any:

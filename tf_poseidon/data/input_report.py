@@ -29,7 +29,7 @@ class InputReport:
 
     Attributes:
         transformations: The `Transformation`s, behind what they read.
-        batch_size: Rows of a global batch, None if every rank makes all rows.
+        batch_size: Rows of a global batch, -1 if that is not known; None if every rank makes all rows.
     """
 
     transformations: tuple[Transformation, ...]
@@ -55,7 +55,8 @@ class InputReport:
                 else "") + ".")
 
     def __str__(self) -> str:
-        title = (f"Each rank makes its own rows of batches of {self.batch_size}:" if self.is_divided else
+        sizes = "" if self.batch_size == -1 else f" of batches of {self.batch_size}"
+        title = (f"Each rank makes its own rows{sizes}:" if self.is_divided else
                  "Every rank makes all rows of each batch, and takes its own:")
         rows = [[each.name, "own rows" if each.is_own else "all rows", each.obstacle] for each in self.transformations]
         return "\n".join([title, *tables.aligned(rows, left=(0, 1, 2), indent="  ")])

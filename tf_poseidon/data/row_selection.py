@@ -82,7 +82,7 @@ class Selected:
     Attributes:
         dataset: Its elements are (tag, batch): [7] int64, and this rank's rows of a batch. A tag is a part, as
             `OwnRows.part`, and the fingerprint of what the batch was made of if it was the first one, else zeros.
-        batch_size: Rows of every global batch except possibly the last.
+        batch_size: Rows of every global batch except possibly the last; -1 if unknown.
     """
 
     dataset: tf.data.Dataset
@@ -174,7 +174,7 @@ def select(dataset: tf.data.Dataset, ranks: Ranks) -> tuple[Selected | None, inp
     if is_shuffled_twice := _shuffles_for_two(ordered):
         obstacles[id(is_shuffled_twice)] = (
             "two datasets read it, and what one of them reads changes what the other does; make one for each")
-    elif batches is not None and (text := _refused_types(dataset)):
+    elif batches is not None and (text := refused_types(dataset)):
         obstacles[id(dataset)] = text
     elif batches is not None and any(tf_compat.transformation(each)[0] == "map" for each in batches.done):
         return (Selected(_structured(batches.rows(), dataset), batches.batch_size),
@@ -213,8 +213,8 @@ def _shuffles_for_two(ordered: Sequence[tf.data.Dataset]) -> tf.data.Dataset | N
     return None
 
 
-def _refused_types(dataset: tf.data.Dataset) -> str:
-    """Returns why a rank cannot have its rows of a dataset's elements alone; "" if it can."""
+def refused_types(dataset: tf.data.Dataset) -> str:
+    """Returns why a rank cannot be given its rows of a dataset's elements alone; "" if it can."""
     for spec in tf.nest.flatten(dataset.element_spec):
         if not isinstance(spec, tf.TensorSpec):
             return f"a part of its elements is a {type(spec).__name__.removesuffix('Spec')}; make it a dense tensor"

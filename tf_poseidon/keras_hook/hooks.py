@@ -13,6 +13,7 @@ from typing import Any
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.compat import table
 from tf_poseidon.keras_hook.batch_loops import predicting
+from tf_poseidon.keras_hook.batch_loops import py_dataset_rows
 from tf_poseidon.keras_hook.batch_loops import trainer
 from tf_poseidon.keras_hook.checkpoints import model_files
 from tf_poseidon.keras_hook.checkpoints import resuming
@@ -20,6 +21,7 @@ from tf_poseidon.keras_hook.keras_objects import batch_normalization
 from tf_poseidon.keras_hook.keras_objects import optimizers
 from tf_poseidon.keras_hook.keras_objects import state
 
+_PY_DATASETS = "keras.src.trainers.data_adapters.py_dataset_adapter"
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 
 
@@ -66,6 +68,14 @@ HOOKS = tuple(hook for hook in (
          **_always(trainer.maybe_symbolic_build)),
     Hook("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter.get_tf_dataset",
          "know the batch size that gradients are planned for", ("self",), wrapper=trainer.get_tf_dataset),
+    Hook(_PY_DATASETS, "PyDatasetAdapter.__init__", "read this rank's rows alone", ("self", "x"),
+         wrapper=py_dataset_rows.make_adapter),
+    Hook(_PY_DATASETS, "PyDatasetAdapter._standardize_batch", "know of which batch rows are", ("self", "batch"),
+         wrapper=py_dataset_rows.standardize_batch),
+    Hook(_PY_DATASETS, "PyDatasetAdapter._get_iterator", "compare the first batches of ranks", ("self",),
+         wrapper=py_dataset_rows.get_iterator),
+    Hook(_PY_DATASETS, "PyDatasetAdapter.get_tf_dataset", "know that its elements are this rank's rows", ("self",),
+         wrapper=py_dataset_rows.get_tf_dataset),
     Hook("keras.src.layers.normalization.batch_normalization", "BatchNormalization.call",
          "normalise each rank's rows separately, unless synchronized", ("self", "inputs", "training", "mask"),
          wrapper=batch_normalization.call),
