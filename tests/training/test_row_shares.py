@@ -6,12 +6,12 @@ import launch
 import numpy as np
 import pytest
 
-PROGRAMS = ("arrays", "accumulated", "own_rows", "full_batches")
+PROGRAMS = ("arrays", "accumulated", "own_rows", "long_epoch", "full_batches")
 
 
-def trained(output, rows, ranks, *plan, sleep=0.0):
+def trained(output, rows, ranks, *plan, sleep=0.0, programs=()):
     """Returns what each rank has found."""
-    environment = {"SLEEP": str(sleep)}
+    environment = {"SLEEP": str(sleep), "PROGRAMS": " ".join(programs)}
     launch.run_ok(["train_with_shares.py", str(output), rows, *map(str, plan)], ranks, timeout_s=120,
                   environment=environment)
     return [json.loads(output.with_name(f"{output.name}.{rank}.json").read_text()) for rank in range(max(ranks, 1))]
@@ -45,6 +45,13 @@ def test_balanced_shares_follow_speeds_and_a_plan_replays_them(alone, tmp_path):
     assert json.loads(plan.read_text())["row_shares"] == [first, second]
     replayed = [trained(tmp_path / f"replay{i}", "None", 2, plan)[0]["own_rows"] for i in range(2)]
     assert replayed[0] == replayed[1] and replayed[0]["shares"] == [first, second]
+
+
+def test_balanced_shares_follow_speeds_within_an_epoch(alone, tmp_path):
+    found = trained(tmp_path / "balanced", "'balanced'", 2, sleep=0.003, programs=["long_epoch"])
+    check(found, alone, ["long_epoch"])
+    used = found[0]["long_epoch"]["used"]
+    assert used[0] == [1, 1] and used[-1][0] >= 1.5 * used[-1][1], used
 
 
 @pytest.mark.parametrize("rows, says", [

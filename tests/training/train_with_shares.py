@@ -17,6 +17,7 @@ import tensorflow as tf
 import tf_poseidon as poseidon
 
 ROWS, BATCH = 100, 24
+used_shares = set()  # of steps in "long_epoch"
 SLEEP = float(os.environ.get("SLEEP", 0))  # of rank 1, for each of its rows
 
 
@@ -30,6 +31,20 @@ def slow(rank):
         time.sleep(SLEEP if rank == 1 else SLEEP / 4)
         return x
     return lambda x, y: (tf.ensure_shape(tf.numpy_function(of_row, [x], tf.float32, stateful=False), [6]), y)
+
+
+class Slow(keras.callbacks.Callback):
+    """Makes rank 1 four times as slow as the others for each of its rows."""
+
+    def __init__(self, strategy):
+        super().__init__()
+        self.strategy = strategy
+
+    def on_train_batch_end(self, batch, logs=None):
+        shares = self.strategy.extended.row_shares
+        used_shares.add(shares)
+        time.sleep(BATCH * shares[self.strategy.rank % len(shares)] / sum(shares) * (
+            SLEEP if self.strategy.rank == 1 else SLEEP / 4))
 
 
 def model(**options):
@@ -48,12 +63,15 @@ def programs(strategy):
     yield "own_rows", model(), keras.optimizers.SGD(0.05), lambda m: m.fit(
         data.shuffle(20, seed=2).map(slow(strategy.rank)).batch(BATCH), epochs=6, verbose=0,
         validation_data=data.map(slow(strategy.rank)).batch(10))
+    yield "long_epoch", model(), keras.optimizers.SGD(0.05), lambda m: m.fit(
+        data.repeat().shuffle(20, seed=2).batch(BATCH), steps_per_epoch=150, verbose=0, callbacks=[Slow(strategy)])
     yield "full_batches", model(), keras.optimizers.SGD(0.05), lambda m: m.fit(
         data.map(slow(strategy.rank)).batch(BATCH, drop_remainder=True).repeat(), epochs=2, steps_per_epoch=3,
         verbose=0)
 
 
 def main(output, rows, plan=None):
+    chosen = os.environ.get("PROGRAMS", "")
     keras.utils.set_random_seed(7)
     replays = plan is not None and os.path.exists(plan)
     if replays:
@@ -62,7 +80,7 @@ def main(output, rows, plan=None):
         strategy = poseidon.PoseidonStrategy(policy="ps", rows=eval(rows), global_batch_norm=True)
     found = {}
     with strategy.scope():
-        made = list(programs(strategy))
+        made = [each for each in programs(strategy) if each[0] in (chosen.split() or each[0])]
     for name, trained, optimizer, train in made:
         if replays and name != "own_rows":
             continue
@@ -72,7 +90,7 @@ def main(output, rows, plan=None):
         weights = b"".join(weight.tobytes() for weight in trained.get_weights())
         found[name] = {"logs": logs, "digest": hashlib.sha256(weights).hexdigest(),
                        "weights": [weight.tolist() for weight in trained.get_weights()],
-                       "shares": list(strategy.extended.row_shares)}
+                       "shares": list(strategy.extended.row_shares), "used": sorted(used_shares)}
         if plan is not None and name == "own_rows":
             if strategy.rank == 0 and not os.path.exists(plan):
                 strategy.plan.save(plan)

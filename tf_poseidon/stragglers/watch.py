@@ -68,8 +68,8 @@ class Watch:
         self.pause()
         self._interval = _LEAST_STEPS
 
-    def after(self, steps: int) -> None:
-        """Notes that steps were made."""
+    def after(self, steps: int) -> bool:
+        """Notes that steps were made; returns whether a window has ended with them."""
         self._steps += steps
         if self._begun is None:  # what was done since the last step is no part of one
             self._begun = self._measure()
@@ -79,6 +79,8 @@ class Watch:
                 self._window[:] = 0
             else:
                 self._exchange()
+                return True
+        return False
 
     def pause(self) -> None:
         """Notes that something else than steps comes next, such as the end of an epoch."""

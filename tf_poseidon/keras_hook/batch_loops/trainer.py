@@ -31,6 +31,7 @@ from tf_poseidon.keras_hook.batch_loops import unrolling
 from tf_poseidon.keras_hook.checkpoints import resuming
 from tf_poseidon.keras_hook.coordination import comparing
 from tf_poseidon.keras_hook.coordination import coordinated_callbacks as callbacks_lib
+from tf_poseidon.keras_hook.coordination import rebalancing
 from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import stepping
@@ -272,8 +273,8 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
         except Exception as error:
             steps.explain(error)
             raise
-        if trains:
-            watch.of(strategy.extended.job).after(model.steps_per_execution)
+        if trains and watch.of(strategy.extended.job).after(model.steps_per_execution):
+            rebalancing.after_window(model, batches)
         if loop is not None:
             result = loop.logs(result)
         if trains and (number := next(calls)) % comparing.EVERY == 0:
