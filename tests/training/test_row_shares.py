@@ -10,11 +10,13 @@ PROGRAMS = ("arrays", "accumulated", "own_rows", "long_epoch", "full_batches")
 
 
 def trained(output, rows, ranks, *plan, sleep=0.0, programs=()):
-    """Returns what each rank has found."""
+    """Returns what each rank has found, in which rank 0 has what they printed."""
     environment = {"SLEEP": str(sleep), "PROGRAMS": " ".join(programs)}
-    launch.run_ok(["train_with_shares.py", str(output), rows, *map(str, plan)], ranks, timeout_s=120,
-                  environment=environment)
-    return [json.loads(output.with_name(f"{output.name}.{rank}.json").read_text()) for rank in range(max(ranks, 1))]
+    outcome = launch.run_ok(["train_with_shares.py", str(output), rows, *map(str, plan)], ranks, timeout_s=120,
+                            environment=environment)
+    found = [json.loads(output.with_name(f"{output.name}.{rank}.json").read_text()) for rank in range(max(ranks, 1))]
+    found[0]["output"] = outcome.output
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +50,9 @@ def test_balanced_shares_follow_speeds_and_a_plan_replays_them(alone, tmp_path):
 
 
 def test_balanced_shares_follow_speeds_within_an_epoch(alone, tmp_path):
-    found = trained(tmp_path / "balanced", "'balanced'", 2, sleep=0.003, programs=["long_epoch"])
-    check(found, alone, ["long_epoch"])
+    found = trained(tmp_path / "balanced", "'balanced'", 2, sleep=0.003, programs=["long_epoch", "full_batches"])
+    check(found, alone, ["long_epoch", "full_batches"])
+    assert found[0]["output"].count("but ranks keep their shares") == 1  # those of "full_batches", in two epochs
     used = found[0]["long_epoch"]["used"]
     assert used[0] == [1, 1] and used[-1][0] >= 1.5 * used[-1][1], used
 

@@ -64,7 +64,7 @@ def programs(strategy):
         data.shuffle(20, seed=2).map(slow(strategy.rank)).batch(BATCH), epochs=6, verbose=0,
         validation_data=data.map(slow(strategy.rank)).batch(10))
     yield "long_epoch", model(), keras.optimizers.SGD(0.05), lambda m: m.fit(
-        data.repeat().shuffle(20, seed=2).batch(BATCH), steps_per_epoch=150, verbose=0, callbacks=[Slow(strategy)])
+        data.repeat().shuffle(20, seed=2).batch(BATCH), steps_per_epoch=100, verbose=0, callbacks=[Slow(strategy)])
     yield "full_batches", model(), keras.optimizers.SGD(0.05), lambda m: m.fit(
         data.map(slow(strategy.rank)).batch(BATCH, drop_remainder=True).repeat(), epochs=2, steps_per_epoch=3,
         verbose=0)

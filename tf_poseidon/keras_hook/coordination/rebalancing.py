@@ -21,6 +21,7 @@ from tf_poseidon.stragglers import watch
 
 # What decisions have come to in the present `fit`.
 _balances: weakref.WeakKeyDictionary[Job, balancing.Balance] = weakref.WeakKeyDictionary()
+_told: weakref.WeakSet[Job] = weakref.WeakSet()  # that shares stay as they are
 
 # From so many windows on, shares may change within an epoch; few may hold a pause, or a checkpoint.
 _LEAST_WINDOWS = 10
@@ -54,6 +55,11 @@ def after_epoch(model: keras.Model) -> None:
     if iterator is None or iterator.steps_per_epoch is None or not datasets.has_own_rows(
             keras_compat.distributed_dataset(iterator)):
         _decide(job, "the next epoch on")
+    elif job.rank == 0 and job not in _told:
+        _told.add(job)
+        _log.warning("rows='balanced', but ranks keep their shares %s: with steps_per_epoch, one iterator makes their "
+                     "rows ahead in all epochs; leave steps_per_epoch out, and repeat() out of the dataset.",
+                     job.row_shares.current)
 
 
 def _balanced_job(model: keras.Model) -> Job | None:
