@@ -4,7 +4,10 @@ import collections
 import contextlib
 import dataclasses
 import gc
+import itertools
 import os
+import pathlib
+import tempfile
 
 import keras
 import numpy as np
@@ -161,6 +164,12 @@ def numbered(text):
     return tf.strings.to_number(tf.strings.split(text)[1])
 
 
+def saved(dataset):
+    path = f"{FOLDER.name}/{next(NUMBERS)}"
+    dataset.save(path)
+    return path
+
+
 def table_of(size):
     return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(
         tf.range(size, dtype=tf.int64), 7 * tf.range(size, dtype=tf.int64)), -1)
@@ -188,6 +197,8 @@ UNORDERED.experimental_slack = True
 UNOPTIMIZED = tf.data.Options()
 UNOPTIMIZED.experimental_optimization.apply_default_optimizations = False
 UNOPTIMIZED.autotune.enabled = False
+FOLDER = tempfile.TemporaryDirectory()
+NUMBERS = itertools.count()
 TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(tf.range(30), tf.range(30) * 7), -1)
 RESCALING = keras.layers.Rescaling(1 / 256)
 OFFSET = tf.Variable(5, dtype=tf.int64, trainable=False)
@@ -291,6 +302,23 @@ DIVIDED = {
         double).batch(4),
     "unique": lambda: Dataset.range(23).map(lambda x: x % 5).unique().map(double).batch(4),
     "random": lambda: Dataset.random(seed=3, rerandomize_each_iteration=True).take(9).map(lambda x: x // 2).batch(4),
+    "number of elements asserted": lambda: Dataset.range(23).filter(lambda x: x % 3 > 0).map(double).apply(
+        tf.data.experimental.assert_cardinality(15)).shuffle(9, seed=1).batch(4),
+    "number of cached elements asserted": lambda: Dataset.range(7).map(double).cache().apply(
+        tf.data.experimental.assert_cardinality(7)).batch(4),
+    "number of batches asserted": lambda: Dataset.range(23).filter(lambda x: x % 3 > 0).map(double).batch(4).apply(
+        tf.data.experimental.assert_cardinality(4)).repeat(2),
+    "batches on a device": lambda: Dataset.range(7).map(double).shuffle(4, seed=2).batch(3).apply(
+        tf.data.experimental.prefetch_to_device("/cpu:0")),
+    "batches on a device, repeated": lambda: Dataset.range(7).map(double).shuffle(4, seed=2).batch(3).apply(
+        tf.data.experimental.copy_to_device("/cpu:0")).repeat(2),
+    "applied": lambda: Dataset.range(9).map(double).batch(4).apply(
+        lambda first: first.concatenate(Dataset.range(7).map(double).batch(4))),
+    "windows": lambda: Dataset.range(23).window(5).flat_map(lambda window: window.batch(5)).unbatch().map(double).batch(
+        4),
+    "snapshot": lambda: Dataset.range(9).map(double).snapshot(f"{FOLDER.name}/{next(NUMBERS)}").map(double).batch(4),
+    "tensors": lambda: Dataset.from_tensors(tf.range(3)).repeat(9).map(double).batch(4),
+    "counter": lambda: Dataset.counter(3, 2).take(9).map(double).batch(4),
     "no batch at all": lambda: Dataset.range(0).map(double).batch(4),
 }
 
@@ -334,12 +362,21 @@ LEFT = {
         (lambda: Dataset.range(13).map(lambda x: 12 // (x % 10)).batch(3).ignore_errors(), DEPENDS),
     "choose_from_datasets": (lambda: Dataset.choose_from_datasets(
         [mapped(), mapped()], Dataset.range(20).map(lambda x: x % 2)).batch(4), DEPENDS),
-    "assert_cardinality": (lambda: mapped().apply(tf.data.experimental.assert_cardinality(13)).batch(4), DEPENDS),
-    "prefetch_to_device": (lambda: mapped().batch(4).apply(tf.data.experimental.prefetch_to_device("/cpu:0")), DEPENDS),
+    "rejection_resample": (lambda: mapped().rejection_resample(
+        lambda x: tf.cast(x > 7, tf.int32), [0.5, 0.5], seed=3).batch(4), DEPENDS),
+    "sample_from_datasets": (lambda: Dataset.sample_from_datasets([mapped(), mapped()], seed=3).batch(4), DEPENDS),
+    "pad_to_cardinality": (lambda: mapped().map(lambda x: {"x": x}).apply(
+        tf.data.experimental.pad_to_cardinality(16)).batch(4), "the elements of one"),
+    "load": (lambda: Dataset.load(saved(mapped())).batch(4), ""),
+    "elements on a device": (lambda: mapped().apply(
+        tf.data.experimental.copy_to_device("/cpu:0")).batch(4), "copy batches"),
+    "map_and_batch": (lambda: mapped().apply(tf.data.experimental.map_and_batch(double, 4)), DEPENDS),
+    "shuffle_and_repeat": (lambda: mapped().apply(tf.data.experimental.shuffle_and_repeat(4, 2, 1)).batch(4), DEPENDS),
     "concatenated elements": (lambda: mapped().concatenate(mapped()).batch(4), "the elements of one"),
     "enumerated batches": (lambda: mapped().batch(4).enumerate().map(lambda i, x: x + i), "elements of other ones"),
     "padded to the longest": (lambda: Dataset.range(13).map(longer).padded_batch(4), "the longest row of a batch"),
     "ragged": (lambda: Dataset.range(13).map(longer).ragged_batch(4), DENSE),
+    "sparse batches": (lambda: Dataset.range(13).map(longer).sparse_batch(4, [9]), DEPENDS),
     "sparse": (lambda: Dataset.range(13).map(lambda x: tf.sparse.from_dense([x, 0])).batch(4), DENSE),
     "nothing beside a tensor": (lambda: Dataset.range(13).map(lambda x: (x, None)).batch(4), DENSE),
     "strings": (lambda: Dataset.range(13).map(tf.strings.as_string).batch(4), "a string"),
@@ -363,6 +400,19 @@ def test_what_cannot_be_moved_stays_whole(name):
     assert not report.is_divided and reason in str(report), report
     if name != "nothing beside a tensor":  # else only so many parts are `OwnRows`
         check_split(build, epochs=1)
+
+
+# What says something of a dataset, or reads it, but makes no other one; and what calls a function that does.
+NO_DATASETS = {"apply", "as_numpy_iterator", "cardinality", "element_spec", "fingerprint", "get_single_element",
+               "options", "reduce", "save"}
+
+
+def test_every_method_of_datasets_is_documented_and_tested():
+    here = pathlib.Path(__file__)
+    table = (here.parents[2] / "docs" / "semantics.md").read_text()
+    tests = here.read_text() + (here.parent / "test_published_inputs.py").read_text()
+    methods = {name for name in dir(Dataset) if not name.startswith("_")} - NO_DATASETS
+    assert not {name for name in methods if f"`{name}`" not in table or f".{name}(" not in tests}
 
 
 @pytest.mark.parametrize("build", [
@@ -407,6 +457,19 @@ def test_a_cache_is_that_of_the_fit_before():
         communicator.goodbye()
         communicator.leave()
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("build", [
+    lambda check: Dataset.range(13).apply(check).take(20).map(double).batch(4),
+    lambda check: mapped().apply(check).batch(4), lambda check: mapped().batch(1).apply(check)],
+    ids=["in front of map", "behind map", "of batches"])
+@pytest.mark.parametrize("number", [12, 14])
+def test_other_numbers_of_elements_than_asserted_are_an_error(build, number):
+    """Of some rank."""
+    dataset = build(tf.data.experimental.assert_cardinality(number))
+    with pytest.raises(tf.errors.FailedPreconditionError, match=f"expected to contain {number} elements"):
+        for rank in range(2):
+            list(row_selection.select(dataset, row_selection.Ranks(rank, (1, 1), "data"))[0].dataset)
 
 
 def test_zipped_batches_of_other_sizes_are_an_error():

@@ -149,6 +149,15 @@ def _options(dataset, a, b, c):
     return dataset.with_options(options)
 
 
+def _assert_cardinality(dataset, a, b, c):
+    number = dataset.cardinality()
+    return dataset.apply(tf.data.experimental.assert_cardinality(number)) if number >= 0 else None
+
+
+def _copy_to_device(dataset, a, b, c):
+    return dataset.apply(tf.data.experimental.copy_to_device("/cpu:0"))
+
+
 def _enumerate(dataset, a, b, c):
     return dataset.enumerate() if _width(dataset) < _WIDEST and not _is_batched(dataset) else None
 
@@ -181,7 +190,8 @@ def _flat_map(dataset, a, b, c):
 
 
 TRANSFORMATIONS = (*(_map,) * 6, *(_shuffle,) * 3, *(_batch,) * 4, _structured, _repeat, _repeat, _take, _skip, _shard,
-                   _cache, _filter, _prefetch, _options, _enumerate, _padded_batch, _unbatch, _flat_map)
+                   _cache, _filter, _prefetch, _options, _enumerate, _padded_batch, _unbatch, _flat_map,
+                   _assert_cardinality, _copy_to_device)
 
 
 def chain(dataset, steps):

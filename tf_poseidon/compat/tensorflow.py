@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _PYTHON = "tensorflow.python"
 _DATA = f"{_PYTHON}.data.ops"
+_EXPERIMENTAL = f"{_PYTHON}.data.experimental.ops"
 _EAGER = f"{_PYTHON}.eager"
 _FRAMEWORK = f"{_PYTHON}.framework"
 _ONE_DEVICE = f"{_PYTHON}.distribute.one_device_strategy"
@@ -55,6 +56,7 @@ _KEEP_ROWS = ("cache_op.CacheDataset", "dataset_ops._OptionsDataset", "filter_op
               "shuffle_op._ShuffleDataset", "skip_op._SkipDataset", "take_op._TakeDataset")
 # What a dataset does with those that it reads, by its class; and the attributes that say how.
 _TRANSFORMATIONS = {
+    "cardinality._AssertCardinalityDataset": ("assert_cardinality", "_expected_cardinality"),
     "batch_op._BatchDataset": ("batch", "_batch_size", "_drop_remainder"),
     "batch_op._ParallelBatchDataset": ("batch", "_batch_size", "_drop_remainder", "_num_parallel_calls"),
     "padded_batch_op._PaddedBatchDataset": ("padded_batch", "_batch_size", "_drop_remainder", "_padded_shapes",
@@ -65,6 +67,7 @@ _TRANSFORMATIONS = {
     "map_op._MapDataset": ("map", "_map_func"),
     "map_op._ParallelMapDataset": ("map", "_map_func", "_num_parallel_calls"),
     "prefetch_op._PrefetchDataset": ("prefetch", "_buffer_size"),
+    "prefetching_ops._CopyToDeviceDataset": ("copy_to_device",),
     "repeat_op._RepeatDataset": ("repeat", "_count"),
     "shard_op._ShardDataset": ("shard", "_num_shards", "_index"),
     "shuffle_op._ShuffleDataset": ("shuffle", "_buffer_size", "_seed", "_seed2", "_reshuffle_each_iteration"),
@@ -77,12 +80,16 @@ _RESHUFFLES = "shuffle_op._ShuffleDataset._reshuffle_each_iteration"
 _BEGIN_AT_ONCE = (*_BATCHES, *(kind for kind in _KEEP_ROWS if kind != "repeat_op._RepeatDataset"),
                   "from_tensor_slices_op._TensorSliceDataset", "from_tensors_op._TensorDataset",
                   "range_op._RangeDataset", "zip_op._ZipDataset")
+# `Dataset.apply` overwrites what these say of their inputs.
+_CONCATENATED = ("_input_dataset", "_dataset_to_concatenate")
 _HOLD_TENSORS = ("from_tensor_slices_op._TensorSliceDataset", "from_tensors_op._TensorDataset")
+_OF_EXPERIMENTAL = ("cardinality", "data_service_ops", "prefetching_ops")
 # What is used of the classes of datasets, and why.
 _DATASETS = {
     **dict.fromkeys([*_TRANSFORMATIONS, *(f"{kind}.{attribute}" for kind, (_, *attributes) in _TRANSFORMATIONS.items()
                                           for attribute in attributes)], _OWN_ROWS),
     **dict.fromkeys((f"{kind}._tensors" for kind in _HOLD_TENSORS), _OWN_ROWS),
+    **dict.fromkeys((f"concatenate_op._ConcatenateDataset.{name}" for name in _CONCATENATED), _OWN_ROWS),
     **dict.fromkeys((*_BEGIN_AT_ONCE, _RESHUFFLES), _EPOCHS),
     **dict.fromkeys((*_KEEP_ROWS, *_BATCHES, *(f"{kind}._batch_size" for kind in _BATCHES)), _ROWS),
 }
@@ -159,8 +166,8 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
          ("self", "key", "timeout_in_ms")),
 
     # ---- data and files ----
-    *(Name(f"{_DATA}.{module}", name, why) for kind, why in _DATASETS.items()
-      for module, _, name in [kind.partition(".")]),
+    *(Name(f"{_EXPERIMENTAL if module in _OF_EXPERIMENTAL else _DATA}.{module}", name, why)
+      for kind, why in _DATASETS.items() for module, _, name in [kind.partition(".")]),
     Name(f"{_DATA}.dataset_ops", "DatasetV2._inputs", _ROWS, ("self",)),
     Name(f"{_DATA}.dataset_ops", "DatasetV2._functions", _EPOCHS, ("self",)),
     Name(f"{_DATA}.dataset_ops", "DatasetV2._flat_shapes", _OWN_ROWS),
@@ -331,13 +338,16 @@ def batch_size(dataset: "tf.data.Dataset") -> int:
 
 def inputs_of(dataset: "tf.data.Dataset") -> "list[tf.data.Dataset]":
     """Returns the datasets whose elements a dataset reads."""
+    if type(dataset) is TABLE["concatenate_op._ConcatenateDataset"]:
+        return [getattr(dataset, name) for name in _CONCATENATED]
     return list(dataset._inputs())
 
 
 def transformation(dataset: "tf.data.Dataset") -> tuple[str, dict[str, Any]]:
     """Returns (what a dataset does with those that it reads, how: by the names of the arguments that say so).
 
-    What it does is the name of a method of `tf.data.Dataset`, "" if it is none of `_TRANSFORMATIONS`.
+    What it does is the name of a method of `tf.data.Dataset` or function of `tf.data.experimental`, "" if it is none of
+    `_TRANSFORMATIONS`.
     """
     for kind, (method, *attributes) in _TRANSFORMATIONS.items():
         if type(dataset) is TABLE[kind]:

@@ -276,6 +276,19 @@ class _Selection:
             return _with(stream, dataset, lambda rows: rows.prefetch(how["buffer_size"]))
         return dataclasses.replace(stream, later=(*stream.later, _Later("prefetch", dataset))) if stream.later else ""
 
+    def _assert_cardinality(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
+        check = tf.data.experimental.assert_cardinality(how["expected_cardinality"])
+        if isinstance(stream, _Batches):
+            return _with(stream, dataset, lambda rows: rows.apply(check))
+        return dataclasses.replace(stream, base=lambda: stream.base().apply(check)) if stream.later else ""
+
+    def _copy_to_device(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
+        del how
+        if isinstance(stream, _Elements):
+            return "it has to be the last one; copy batches"
+        # To where they are: a rank's rows go to the device of its step, but iterators behind a copy begin later.
+        return _with(stream, dataset, lambda rows: rows.apply(tf.data.experimental.copy_to_device("/cpu:0")))
+
     def _cache(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
         if isinstance(stream, _Batches):
             return _with(stream, dataset, lambda rows: rows.cache(self._file(how["filename"], "batches")))
@@ -371,9 +384,12 @@ class _Selection:
             return "its batches are not dense tensors; make them dense in front of it"
         batch_size, drops = how["batch_size"], how["drop_remainder"]
         _, count = parts.of_rank(batch_size, self._ranks.rank, self._ranks.shares)
+        # Such an assertion fails with the end, which is all that `window` would see; what is prefetched fails before.
+        is_counted = any(tf_compat.transformation(each)[0] == "assert_cardinality" for each in _in_order(dataset))
 
         def rows() -> tf.data.Dataset:
-            chosen = _chosen(stream.base(), batch_size, drops, self._ranks)
+            base = stream.base()
+            chosen = _chosen(base.prefetch(1) if is_counted else base, batch_size, drops, self._ranks)
             for later in stream.later:
                 chosen = self._done(chosen, later, f"{batch_size}{'full' if drops else ''}")
             return batched(chosen, max(1, count)).map(_unconverted(lambda tags, *tensors: (tags[0], *tensors)))
