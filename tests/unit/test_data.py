@@ -15,6 +15,7 @@ from tf_poseidon.data import datasets
 from tf_poseidon.data import fingerprints
 from tf_poseidon.data import parts as parts_lib
 from tf_poseidon.data import row_selection
+from tf_poseidon.errors import GraphError
 from tf_poseidon.job import row_shares
 from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.one_process import calls
@@ -193,6 +194,21 @@ def test_parallel_augmentation_with_seeds_of_elements_repeats():
     assert all(a.tobytes() == b.tobytes() for a, b in zip(mine, of_another_rank))
     assert mine[0].tobytes() != mine[1].tobytes()  # each epoch has numbers of its own
     assert 0 < sum(not np.array_equal(*pair) for pair in zip(mine[0], images)) < 64
+
+
+@pytest.mark.parametrize("build", [
+    lambda read: tf.data.Dataset.range(6).apply(read).batch(2),
+    lambda read: tf.data.Dataset.range(6).batch(2).apply(read).map(lambda x: x).prefetch(1),
+    lambda read: tf.data.Dataset.range(2).flat_map(lambda x: tf.data.Dataset.range(x).apply(read)).batch(2)],
+    ids=["elements", "batches", "in a function"])
+@pytest.mark.parametrize("job_name", [None, "shared by readers"])
+@pytest.mark.parametrize("read", [datasets.split_dataset, datasets.global_dataset])
+def test_data_of_workers_in_any_order_are_refused(build, job_name, read):
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer()
+    dataset = build(service.distribute(service.ShardingPolicy.DYNAMIC, dispatcher.target, job_name))
+    with pytest.raises(GraphError, match=r"reads tf\.data\.service, .*: leave distribute"):
+        read(dataset, row_selection.Ranks(0, (1, 1), "data"), None)
 
 
 PARTS = {"x": np.ones((3, 2)), "y": None}

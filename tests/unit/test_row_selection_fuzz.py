@@ -243,7 +243,7 @@ def check(program, size, other):
     if any(len(tensor) != len(batch[0]) for batch in batches for tensor in batch):
         return None
     # TensorFlow reads ahead in parallel: how many repetitions have begun, and have seeds, when an iterator is dropped?
-    names = {tf_compat.transformation(each)[0] for each in row_selection._in_order(dataset)}
+    names = {tf_compat.transformation(each)[0] for each in row_selection.in_order(dataset)}
     epochs = 1 if "repeat" in names and ("take" in names or len(batches) == _BATCHES) else 2
     return rows.check(lambda: build(program), (1,) * size, epochs, _BATCHES, ranks=sorted({other % size, size - 1}),
                       by_rows=_by_rows)

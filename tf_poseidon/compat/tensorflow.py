@@ -83,6 +83,7 @@ _BEGIN_AT_ONCE = (*_BATCHES, *(kind for kind in _KEEP_ROWS if kind != "repeat_op
 # `Dataset.apply` overwrites what these say of their inputs.
 _CONCATENATED = ("_input_dataset", "_dataset_to_concatenate")
 _HOLD_TENSORS = ("from_tensor_slices_op._TensorSliceDataset", "from_tensors_op._TensorDataset")
+_SERVICE = "data_service_ops._DataServiceDatasetV2"
 _OF_EXPERIMENTAL = ("cardinality", "data_service_ops", "prefetching_ops")
 # What is used of the classes of datasets, and why.
 _DATASETS = {
@@ -91,6 +92,7 @@ _DATASETS = {
     **dict.fromkeys((f"{kind}._tensors" for kind in _HOLD_TENSORS), _OWN_ROWS),
     **dict.fromkeys((f"concatenate_op._ConcatenateDataset.{name}" for name in _CONCATENATED), _OWN_ROWS),
     **dict.fromkeys((*_BEGIN_AT_ONCE, _RESHUFFLES), _EPOCHS),
+    _SERVICE: "refuse batches that differ between ranks",
     **dict.fromkeys((*_KEEP_ROWS, *_BATCHES, *(f"{kind}._batch_size" for kind in _BATCHES)), _ROWS),
 }
 
@@ -374,6 +376,13 @@ def tensors_of(dataset: "tf.data.Dataset") -> "list[tf.Tensor]":
 def flat_specs(dataset: "tf.data.Dataset") -> "list[tuple[tf.TensorShape, tf.DType]]":
     """Returns the shape and type of each tensor of which a dataset's elements consist."""
     return list(zip(dataset._flat_shapes, dataset._flat_types, strict=True))
+
+
+def reads_service(dataset: "tf.data.Dataset") -> bool:
+    """Whether a dataset itself, or one that its functions make, takes its elements from the workers of tf.data.service."""
+    return type(dataset) is TABLE[_SERVICE] or any(
+        operation.type.startswith("DataServiceDataset") for graph in graphs_of(dataset)
+        for operation in graph.get_operations())
 
 
 def begins_with_its_iterator(dataset: "tf.data.Dataset") -> bool:

@@ -216,7 +216,13 @@ def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
 
 
 def _check_batches(dataset: tf.data.Dataset) -> None:
-    """Raises PoseidonError unless a dataset has batches that are not sharded elsewhere."""
+    """Raises PoseidonError unless a dataset has batches, the same on all ranks, that are not sharded elsewhere."""
+    if any(map(tf_compat.reads_service, row_selection.in_order(dataset))):
+        raise GraphError(
+            "The dataset reads tf.data.service, whose workers give each reader elements in another order, and readers "
+            "with one job_name different ones, but PoseidonStrategy splits batches that are the same on all ranks: "
+            "leave distribute(...) out, or give each rank batches of its own, with one job_name, by "
+            "strategy.distribute_datasets_from_function.")
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy not in (None, tf.data.experimental.AutoShardPolicy.AUTO,
                       tf.data.experimental.AutoShardPolicy.DATA):

@@ -162,7 +162,7 @@ def select(dataset: tf.data.Dataset, ranks: Ranks) -> tuple[Selected | None, inp
     Returns:
         (the dataset, None if no map would run for fewer rows than without it, the report).
     """
-    ordered = _in_order(dataset)
+    ordered = in_order(dataset)
     if not tf.executing_eagerly():
         reason = "its seeds and sizes are not known while a function is traced; make it outside"
         return None, _report(ordered, {id(dataset): reason}, (), None)
@@ -182,7 +182,7 @@ def select(dataset: tf.data.Dataset, ranks: Ranks) -> tuple[Selected | None, inp
     return None, _report(ordered, obstacles, (), None)
 
 
-def _in_order(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+def in_order(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns a dataset and all that it reads, each once, behind those that it reads."""
     ordered: dict[int, tf.data.Dataset] = {}
     stack = [dataset]
@@ -385,7 +385,7 @@ class _Selection:
         batch_size, drops = how["batch_size"], how["drop_remainder"]
         _, count = parts.of_rank(batch_size, self._ranks.rank, self._ranks.shares)
         # Such an assertion fails with the end, which is all that `window` would see; what is prefetched fails before.
-        is_counted = any(tf_compat.transformation(each)[0] == "assert_cardinality" for each in _in_order(dataset))
+        is_counted = any(tf_compat.transformation(each)[0] == "assert_cardinality" for each in in_order(dataset))
 
         def rows() -> tf.data.Dataset:
             base = stream.base()
@@ -553,7 +553,7 @@ def _seed_generator(shuffle: tf.data.Dataset) -> tf.Tensor:
 
 def _bytes(dataset: tf.data.Dataset) -> int:
     """Returns the bytes of the tensors that a dataset and those that it reads hold, of what is known."""
-    tensors = [tensor for each in _in_order(dataset) for tensor in tf_compat.tensors_of(each)]
+    tensors = [tensor for each in in_order(dataset) for tensor in tf_compat.tensors_of(each)]
     return sum((tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in tensors)
 
 
