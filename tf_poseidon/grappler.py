@@ -286,7 +286,8 @@ def add_shapes(graph_def: graph_pb2.GraphDef, alone: Literal[True]) -> graph_lib
 def add_shapes(graph_def: graph_pb2.GraphDef, alone: bool = False) -> graph_pb2.GraphDef | graph_lib.Shapes:
     """Returns a flat GraphDef with the shapes of its tensors, as TensorFlow's graph optimizer infers them.
 
-    For a variable that is a placeholder, the attributes `_handle_shapes` and `_handle_dtypes` describe its value.
+    For a variable that is a placeholder, the attributes `_handle_shapes` and `_handle_dtypes` describe its value; for a
+    table of single keys and values, both of these.
 
     Args:
         graph_def: The GraphDef.

@@ -89,6 +89,11 @@ def texts(*shape):
     return of(*shape, dtype="object", low=0)
 
 
+def _hash(x):
+    """Numbers, which can be gathered, in place of strings."""
+    return tf.strings.to_hash_bucket_fast(x, 997)
+
+
 def _unary():
     """One case for each op of one input, with rows in dimension 0 or 1."""
     domains = {_fractions: "Acos Asin Atanh Erfinv".split(), _shares: ["Ndtri"], _above_one: ["Acosh"],
@@ -182,6 +187,22 @@ ELEMENTWISE = [
                     *(tf.strings.to_hash_bucket_fast(f(tf.as_string(x) + "Aa "), 97)
                       for f in (tf.strings.lower, tf.strings.upper, tf.strings.strip))], [ints(K, 3)], "rows(0)"),
     Case("StringLower", lambda x: tf.strings.length(tf.strings.lower(x)), [texts(K)], "rows(0)"),
+    Case("StringToHashBucketStrong StringToHashBucket", lambda x: [
+        tf.strings.to_hash_bucket_strong(x, 97, [1, 2]),
+        tf.raw_ops.StringToHashBucket(string_tensor=x, num_buckets=97)], [texts(2, K)], "rows(1)"),
+    Case("StaticRegexFullMatch RegexFullMatch StaticRegexReplace RegexReplace", lambda x: [
+        tf.strings.regex_full_match(x, "[1-3]"),
+        tf.raw_ops.RegexFullMatch(input=x, pattern=tf.strings.join(["[1-", "2]"])),
+        _hash(tf.strings.regex_replace(x, "1", "aa")),
+        _hash(tf.raw_ops.RegexReplace(input=x, pattern="2", rewrite="bb"))], [texts(K, 2)], "rows(0)"),
+    Case("UnicodeTranscode EncodeBase64 DecodeBase64", lambda x: [
+        _hash(tf.strings.unicode_transcode(x, "UTF-8", "UTF-16-BE")), _hash(tf.io.encode_base64(x)),
+        _hash(tf.io.decode_base64(x + "abc"))], [texts(K)], "rows(0)"),
+    Case("UnicodeScript", lambda x: tf.strings.unicode_script(x + 70), [ints(K, 3)], "rows(0)"),
+    Case("StringJoin", lambda x, y: _hash(tf.strings.join([x, "b", y, x], "-")), [texts(K, 2), texts(K, 2)], "rows(0)"),
+    Case("Substr", lambda x, at: _hash(tf.strings.substr(x + "abc", at, at)), [texts(K, 2), ints(K, 2, low=0)],
+         "rows(0)"),
+    Case("Substr", lambda x: _hash(tf.strings.substr(x + "abc", 1, 2)), [texts(K)], "rows(0)"),
     # Two inputs: the same rows; broadcast in either; whole; rows of whole ones.
     *(Case(name, op(name), [of(K, 3), of(K, 3)], "rows(0)") for name in (
         "ApproximateEqual", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "Maximum", "Minimum", "NotEqual",

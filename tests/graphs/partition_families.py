@@ -1,4 +1,4 @@
-"""Small graphs for the rules of windows, gathering, lists and normalisation: a table, as that of partition_cases."""
+"""Small graphs for the rules of windows, gathering, lists, normalisation and parsing: a table, as partition_cases."""
 
 import functools
 
@@ -13,6 +13,7 @@ import tensorflow as tf
 SUM = "partial(sum)"
 raw = tf.raw_ops
 op = partition_cases.op
+texts = partition_cases.texts
 nn = tf.compat.v1.nn
 # Of what has kernels for float32 only.
 SINGLE = 3e-5
@@ -170,6 +171,8 @@ WINDOWS = [
          tolerance=SINGLE),
     Case("AdjustContrastv2", single(lambda x: tf.image.adjust_contrast(x, 2.0)), [of(K, 3, 3)], "whole",
          tolerance=SINGLE, fewest=1),
+    Case("ScaleAndTranslate", single(lambda x: tf.image.resize(x, [3, 5], antialias=True)), [IMAGES], "rows(0)",
+         tolerance=SINGLE),
     Case("ImageProjectiveTransformV2", _turned("ImageProjectiveTransformV2"), [IMAGES, _transforms(K, 8)], "rows(0)",
          tolerance=1e-3),
     Case("ImageProjectiveTransformV3", _turned("ImageProjectiveTransformV3", fill_value=1.0),
@@ -183,6 +186,7 @@ WINDOWS = [
 # ---- gathering --------------------------------------------------------------------------------------------------
 
 _ids = functools.partial(of, dtype="int32", low=0, high=4)
+_keys = functools.partial(of, dtype="int64", low=0, high=6)
 
 
 def _variable(values):
@@ -198,6 +202,20 @@ def _of_variable(params, ids):
 
 def _nd_of_variable(params, ids):
     return raw.ResourceGatherNd(resource=_variable(params), indices=ids, dtype=params.dtype)
+
+
+def _found(make, **attributes):
+    """Looks keys up in a table that has some of them; the default is -1."""
+    def build(keys):
+        name = tf.compat.v1.get_default_graph().unique_name("table")
+        table = make(key_dtype=keys.dtype, value_dtype=tf.float64, shared_name=name, **attributes)
+        value_shape = attributes.get("value_shape", [])
+        values = tf.random.stateless_uniform([4, *value_shape], [1, 2], dtype=tf.float64)
+        with tf.control_dependencies([raw.LookupTableInsertV2(
+                table_handle=table, keys=tf.range(4, dtype=keys.dtype), values=values)]):
+            return raw.LookupTableFindV2(table_handle=tf.identity(table), keys=keys,
+                                         default_value=tf.fill(value_shape, tf.constant(-1.0, tf.float64)))
+    return build
 
 
 def _segments(name, n=4):
@@ -231,6 +249,8 @@ GATHERING = [
     Case("GatherNd", lambda p: tf.gather_nd(p, [[0], [2]]), [summed(4, 3)], SUM),
     Case("GatherNd", lambda p: tf.gather_nd(p, [[0], [0]]), [of(K, 4)], "whole", fewest=1),
     Case("ResourceGatherNd", _nd_of_variable, [of(4, 4, 2), _ids(K, 2)], "rows(0)"),
+    Case("LookupTableFindV2", _found(raw.MutableHashTableV2), [_keys(2, K)], "rows(1)"),
+    Case("LookupTableFindV2", _found(raw.MutableHashTableOfTensorsV2, value_shape=[3]), [_keys(K, 2)], "rows(0)"),
     Case("OneHot", lambda i: tf.one_hot(i, 4), [_ids(2, K)], "rows(1)"),
     Case("OneHot", lambda i: tf.one_hot(i, 4, axis=0, dtype=tf.float64), [_ids(K, 2)], "rows(1)"),
     Case("OneHot", lambda i: tf.one_hot(i, 4, axis=1, dtype=tf.float64), [_ids(K, 2)], "rows(0)"),
@@ -532,4 +552,35 @@ def _normalisations():
                tolerance=SINGLE)
 
 
-CASES = [*WINDOWS, *GATHERING, *LISTS, *STORES, *_normalisations()]
+# ---- parsing ----------------------------------------------------------------------------------------------------
+
+
+def _examples(rng, shape):
+    def example(number):
+        return tf.train.Example(features=tf.train.Features(feature={
+            "number": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
+            "two": tf.train.Feature(float_list=tf.train.FloatList(value=[number, 0.5]))})).SerializeToString()
+    return np.array([example(number) for number in rng.integers(0, 9, shape)], object)
+
+
+_NUMBER = {"number": tf.io.FixedLenFeature([], tf.int64)}
+_RECORDS = of(K, dtype="object", make=_examples)
+
+
+def _parsed(features, names=None):
+    return lambda records: tf.nest.flatten(tf.io.parse_example(records, features, names and names(records)),
+                                           expand_composites=True)
+
+
+PARSING = [
+    Case("ParseExampleV2", _parsed({**_NUMBER, "two": tf.io.FixedLenFeature([2], tf.float32), "none":
+                                    tf.io.FixedLenFeature([1, 2], tf.float32, [[3, 4]])}), [_RECORDS], "rows(0)"),
+    Case("ParseExampleV2", _parsed(_NUMBER, tf.identity), [_RECORDS], "rows(0)"),
+    Case("ParseExampleV2", _parsed({**_NUMBER, "two": tf.io.VarLenFeature(tf.float32)}), [_RECORDS], "whole"),
+    Case("ParseExampleV2", _parsed({"two": tf.io.RaggedFeature(tf.float32)}), [_RECORDS], "whole"),
+    Case("ParseExampleV2", _parsed({"two": tf.io.FixedLenSequenceFeature([], tf.float32, allow_missing=True)}),
+         [_RECORDS], "whole"),
+    Case("DecodeCSV", lambda x: tf.io.decode_csv(tf.strings.join([x, "1.5"], ","), [0, 0.0]), [texts(K, 2)], "rows(0)"),
+    Case("DecodePaddedRaw", lambda x: tf.io.decode_raw(x, tf.uint8, fixed_length=3), [texts(K)], "rows(0)"),
+]
+CASES = [*WINDOWS, *GATHERING, *LISTS, *STORES, *_normalisations(), *PARSING]

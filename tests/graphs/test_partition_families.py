@@ -28,6 +28,7 @@ from tf_poseidon.graph_passes.partition.row_loops import loop_outcomes
 from tf_poseidon.graph_passes.partition.rules import gathering
 from tf_poseidon.graph_passes.partition.rules import lists
 from tf_poseidon.graph_passes.partition.rules import normalisation
+from tf_poseidon.graph_passes.partition.rules import parsing
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.partition.rules import stores
 from tf_poseidon.graph_passes.partition.rules import windows
@@ -36,7 +37,7 @@ from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
-FAMILIES = (windows, gathering, lists, stores, normalisation)
+FAMILIES = (windows, gathering, lists, stores, normalisation, parsing)
 _CASES_OF_A_GRAPH = 30
 layers, losses, metrics, optimizers = keras.layers, keras.losses, keras.metrics, keras.optimizers
 

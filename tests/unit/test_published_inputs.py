@@ -316,7 +316,7 @@ def records_parsed_inside_interleave(files):
         lambda path: tf.data.TFRecordDataset(path).map(parsed), cycle_length=2, block_length=2).batch(4)
 
 
-@case(obstacle="may need all rows")
+@case("parsed_together")
 def records_parsed_in_batches(files):
     def parsed_together(batch):
         found = tf.io.parse_example(batch, {"label": tf.io.FixedLenFeature([], tf.int64)})

@@ -143,6 +143,10 @@ def longer(x):
     return tf.fill([x % 5 + 1], x)
 
 
+def image(x):
+    return tf.reshape(tf.cast(x, tf.float32) + tf.range(24.0), [4, 6, 1])
+
+
 def checked(x):
     tf.debugging.assert_less(x, tf.constant(99, tf.int64))
     return x
@@ -165,7 +169,7 @@ def numbered(text):
 
 
 def saved(dataset):
-    path = f"{FOLDER.name}/{next(NUMBERS)}"
+    path = f"{FOLDER.name}/{next(NAMES)}"
     dataset.save(path)
     return path
 
@@ -198,9 +202,19 @@ UNOPTIMIZED = tf.data.Options()
 UNOPTIMIZED.experimental_optimization.apply_default_optimizations = False
 UNOPTIMIZED.autotune.enabled = False
 FOLDER = tempfile.TemporaryDirectory()
-NUMBERS = itertools.count()
+NAMES = itertools.count()
 TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(tf.range(30), tf.range(30) * 7), -1)
-RESCALING = keras.layers.Rescaling(1 / 256)
+layers = keras.layers
+RESCALING = layers.Rescaling(1 / 256)
+WORDS = layers.StringLookup(vocabulary=[str(i) for i in range(0, 23, 2)], num_oov_indices=2)
+NUMBERS = layers.IntegerLookup(vocabulary=[5, 3, 12], output_mode="one_hot")
+HASHES = layers.Hashing(7)
+BUCKETS = layers.Discretization([2.5, 9.0])
+CODES = layers.CategoryEncoding(23, output_mode="one_hot")
+NORMAL = layers.Normalization(mean=4.0, variance=4.0)
+NORMAL.build([None, 1])
+CROP, RESIZING = layers.CenterCrop(2, 2), layers.Resizing(8, 4)
+TEXTS = layers.TextVectorization(vocabulary=["1", "2"], output_sequence_length=2)
 OFFSET = tf.Variable(5, dtype=tf.int64, trainable=False)
 
 # What is made for a rank's rows alone, by name.
@@ -267,6 +281,15 @@ DIVIDED = {
     "map of batches": lambda: Dataset.range(23).map(pair).batch(6).map(scaled, tf.data.AUTOTUNE).prefetch(1),
     "only maps of batches": lambda: Dataset.range(23).shuffle(9, seed=1).batch(6).map(double).map(shaped),
     "layers": lambda: Dataset.range(23).map(pair).batch(6).map(lambda parts: (RESCALING(parts["x"]), parts["y"][0])),
+    "layers of keys": lambda: Dataset.range(23).batch(6).map(lambda x: (WORDS(tf.as_string(x)), NUMBERS(x), HASHES(x))),
+    "layers of numbers": lambda: Dataset.range(23).map(lambda x: tf.cast(x, tf.float32)).batch(6).map(
+        lambda x: (BUCKETS(x), CODES(tf.cast(x, tf.int64)), NORMAL(x[:, None]))),
+    "layers of images": lambda: Dataset.range(23).map(image).batch(6).map(lambda x: (CROP(x), RESIZING(x))),
+    "tables of batches": lambda: Dataset.range(46).batch(2, drop_remainder=True).batch(6).map(
+        lambda x, table=table_of(9): table.lookup(x)),
+    "parsed batches": lambda: Dataset.range(23).map(tf.as_string).batch(6).map(
+        lambda x: (tf.io.decode_csv(x, [0])[0], tf.io.decode_raw(x, tf.uint8, fixed_length=2),
+                   tf.strings.length(tf.strings.regex_replace(x, "1", "one")))),
     "fewer rows than ranks": lambda: Dataset.range(9).map(pair).batch(4).map(scaled).map(lambda x, y: x + y[:, 0]),
     "rows of a batch that is larger": lambda: Dataset.range(23).map(double).batch(100),
     "rows one by one": lambda: Dataset.range(5).map(double).batch(1),
@@ -316,7 +339,7 @@ DIVIDED = {
         lambda first: first.concatenate(Dataset.range(7).map(double).batch(4))),
     "windows": lambda: Dataset.range(23).window(5).flat_map(lambda window: window.batch(5)).unbatch().map(double).batch(
         4),
-    "snapshot": lambda: Dataset.range(9).map(double).snapshot(f"{FOLDER.name}/{next(NUMBERS)}").map(double).batch(4),
+    "snapshot": lambda: Dataset.range(9).map(double).snapshot(f"{FOLDER.name}/{next(NAMES)}").map(double).batch(4),
     "tensors": lambda: Dataset.from_tensors(tf.range(3)).repeat(9).map(double).batch(4),
     "counter": lambda: Dataset.counter(3, 2).take(9).map(double).batch(4),
     "no batch at all": lambda: Dataset.range(0).map(double).batch(4),
@@ -384,6 +407,10 @@ LEFT = {
     "map of batches of unknown rank": (lambda: Dataset.range(13).map(
         lambda x: tf.numpy_function(double, [x], tf.int64, False)).batch(4).map(double), "unknown rank"),
     "map of all rows": (lambda: mapped().batch(4).map(lambda x: tf.roll(x, 1, 0)), "may need all rows"),
+    "texts": (lambda: Dataset.range(13).map(tf.as_string).batch(4).map(lambda x: TEXTS(x)), "has a StringSplitV2"),
+    "strings of batches": (lambda: mapped().batch(4).map(tf.as_string).map(tf.strings.length), "returns a string"),
+    "random layer of batches": (lambda: Dataset.range(13).map(image).batch(4).map(layers.RandomFlip(seed=1)),
+                                "so what it makes of an element depends on those before"),
     "map to fewer rows": (lambda: mapped().batch(4).map(lambda x: x[:2]), "may need all rows"),
     "one shuffle of two": (lambda: (lambda shuffled: Dataset.zip(shuffled.map(double), shuffled.map(pair)))(
         Dataset.range(13).shuffle(9, seed=1)).batch(4), "two datasets read it"),

@@ -379,7 +379,7 @@ def flat_specs(dataset: "tf.data.Dataset") -> "list[tuple[tf.TensorShape, tf.DTy
 
 
 def reads_service(dataset: "tf.data.Dataset") -> bool:
-    """Whether a dataset itself, or one that its functions make, takes its elements from the workers of tf.data.service."""
+    """Whether a dataset, or one that its functions make, takes its elements from the workers of tf.data.service."""
     return type(dataset) is TABLE[_SERVICE] or any(
         operation.type.startswith("DataServiceDataset") for graph in graphs_of(dataset)
         for operation in graph.get_operations())

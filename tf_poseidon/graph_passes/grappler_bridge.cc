@@ -33,8 +33,12 @@ using tensorflow::grappler::GraphProperties;
 using tensorflow::grappler::GrapplerItem;
 using tensorflow::grappler::PluginGraphOptimizerRegistry;
 
-// Of a placeholder that is a variable: the shape of what it holds.
+// Of a placeholder that is a variable: the shape of what it holds. Of one that is a table: of a key, and of a value.
 constexpr char kHandleShapes[] = "_handle_shapes";
+// Of which types these are.
+constexpr char kHandleTypes[] = "_handle_dtypes";
+// An op whose tables have single keys and values.
+constexpr char kTable[] = "AnonymousMutableHashTable";
 // On a marker that a pass has decided about, and left as it is.
 constexpr char kDecided[] = "_poseidon_planned";
 
@@ -120,11 +124,21 @@ absl::Status InferShapes(GrapplerItem* item, GraphProperties* properties) {
                                      /*include_tensor_values=*/false);
 }
 
-// Makes arguments of placeholders that say what they hold: TensorFlow looks at that only there.
+// Makes arguments of placeholders that say what they hold: TensorFlow looks at that only there. Tables are made: of an
+// argument it takes one type.
 void PlaceholdersToArguments(GraphDef* graph) {
   for (NodeDef& node : *graph->mutable_node()) {
     if (node.op() != "Placeholder" || !FindAttr(node, kHandleShapes)) continue;
     auto& attributes = *node.mutable_attr();
+    const AttrValue* types = FindAttr(node, kHandleTypes);
+    if (types && types->list().type_size() == 2) {
+      const tensorflow::DataType key = types->list().type(0), value = types->list().type(1);
+      node.set_op(kTable);
+      attributes["key_dtype"].set_type(key);
+      attributes["value_dtype"].set_type(value);
+      attributes.erase("dtype");
+      continue;
+    }
     node.set_op("_Arg");
     attributes["T"].set_type(attributes["dtype"].type());
     attributes["index"].set_i(0);
@@ -143,8 +157,15 @@ void FillNumberOfParts(GraphDef* graph) {
 
 void ArgumentsToPlaceholders(GraphDef* graph) {
   for (NodeDef& node : *graph->mutable_node()) {
-    if (node.op() != "_Arg" || !FindAttr(node, kHandleShapes)) continue;
+    if ((node.op() != "_Arg" && node.op() != kTable) || !FindAttr(node, kHandleShapes)) continue;
     auto& attributes = *node.mutable_attr();
+    if (node.op() == kTable) {
+      node.set_op("Placeholder");
+      attributes["dtype"].set_type(tensorflow::DT_RESOURCE);
+      attributes.erase("key_dtype");
+      attributes.erase("value_dtype");
+      continue;
+    }
     node.set_op("Placeholder");
     attributes["dtype"].set_type(attributes["T"].type());
     attributes.erase("T");

@@ -29,6 +29,7 @@ def flat(traced: tf.types.experimental.ConcreteFunction) -> tuple[
     controls = [operation.name for operation in graph.control_outputs]
     inputs = [names.get(tensor.op.name, tensor.op.name) for tensor in graph.inputs]
     inlined = inline.inline(graph_def, [*outputs, *controls, *inputs])
+    _describe_tables(inlined, {names[internal.op.name]: external for external, internal in graph.captures})
     return inlined, outputs, {names[name]: variable for name, variable in variables_of(graph)}
 
 
@@ -85,6 +86,37 @@ def _describe_variables(graph_def: graph_pb2.GraphDef, captures: Iterable[tuple[
             for value in described.shape_and_type:
                 attributes["_handle_dtypes"].list.type.append(value.dtype)
                 attributes["_handle_shapes"].list.shape.append(value.shape)
+
+
+def _describe_tables(graph_def: graph_pb2.GraphDef, captured: Mapping[str, tf.Tensor]) -> None:
+    """Notes that captured tables have single keys and values, where they do: TensorFlow does not know it.
+
+    Args:
+        graph_def: A flat GraphDef.
+        captured: What is captured, by name of its placeholder.
+    """
+    graph = graph_lib.Graph(graph_def)
+    for node in graph_def.node:
+        if node.op == "LookupTableFindV2":
+            name = variables_lib.source(graph, graph.inputs(node)[0])
+            attributes, types = graph.nodes[name].attr, [node.attr[end].type for end in ("Tin", "Tout")]
+            if name in captured and "_handle_shapes" not in attributes and _has_scalars(captured[name], *types):
+                attributes["_handle_dtypes"].list.type.extend(types)
+                for _ in types:
+                    attributes["_handle_shapes"].list.shape.add()
+
+
+def _has_scalars(table: tf.Tensor, key_type: int, value_type: int) -> bool:
+    """Whether a table has single keys and values: then it finds no values for no keys."""
+    if tf.is_symbolic_tensor(table):
+        return False
+    with tf.init_scope():
+        try:
+            found = tf.raw_ops.LookupTableFindV2(
+                table_handle=table, keys=tf.zeros([0], key_type), default_value=tf.zeros([], value_type))
+        except tf.errors.OpError:
+            return False
+        return bool(found.shape == [0])
 
 
 def without_placeholders(graph_def: graph_pb2.GraphDef, inputs: Iterable[str]) -> graph_pb2.GraphDef:

@@ -15,8 +15,13 @@ import tensorflow as tf
 
 from tf_poseidon import grappler
 from tf_poseidon.errors import shortened
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.partition import report as report_lib
+from tf_poseidon.graph_passes.partition import rules
 from tf_poseidon.graph_passes.partition.propagate import row_inputs
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
+from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
+from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.one_process import flat_graphs
 from tf_poseidon.one_process import partitioning
 from tf_poseidon.one_process.rank_graphs import RankGraphs
@@ -48,6 +53,10 @@ def _divided(function: tf.types.experimental.ConcreteFunction, size: int) -> Row
     if any(not tensor.shape.rank or tensor.shape[0] is not None for tensor in inputs):
         return "its function was made for batches of one size; leave drop_remainder out, or map it in front of batch"
 
+    other = next((tensor.dtype for tensor in function.outputs if tensor.dtype.as_datatype_enum not in GATHERED), None)
+    if other is not None:
+        return f"its function returns a {other.name}; turn it into numbers, or map it in front of batch"
+
     def of_rows(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
         *rows, part = tensors
         marked = [library.load()[0].poseidon_rows(values=[tensor], part=[part], dimensions=[0], names=[f"input {i}"])[0]
@@ -62,8 +71,9 @@ def _divided(function: tf.types.experimental.ConcreteFunction, size: int) -> Row
     except Exception as error:  # whatever the partitioner does not know, whole batches are right
         return f"its function could not be divided ({shortened(str(error))}); map it in front of batch"
     if partition.report.exchanges or partition.row_outputs != frozenset(range(len(partition.fetches))):
-        named = next((f"a {op.op}" for op in partition.report.whole), "an op")
-        return f"its function has {named} that may need all rows of a batch; map it in front of batch"
+        named = next((op.op for op in partition.report.whole), "") or _needing_all(traced, partition.report)
+        return (f"its function has {f'a {named}' if named else 'an op'} that may need all rows of a batch; map it in "
+                "front of batch")
     if not keeps_rows:
         return "its batches may have other numbers of rows than those that it takes; map it in front of batch"
     concrete = RankGraphs(partition).marked("")
@@ -73,6 +83,25 @@ def _divided(function: tf.types.experimental.ConcreteFunction, size: int) -> Row
         return tf.nest.flatten(concrete(*tensors, tf.concat([part[:2], tf.maximum(part[2:], 1)], 0)))
 
     return own_rows
+
+
+def _needing_all(traced: tf.types.experimental.ConcreteFunction, report: report_lib.PartitionReport) -> str:
+    """Returns the first op whose rows are exchanged, or that has no rule, where no op is whole; "" if there is none.
+
+    Strings are not gathered, so where an op without a rule takes them, no op has rows.
+    """
+    graph_def, *_ = flat_graphs.flat(traced)
+    exchanged = {exchange.tensor for exchange in report.exchanges}
+    of_rows = set()
+    for node in graph_lib.in_order(graph_def):
+        if node.name in exchanged:
+            return node.op
+        if node.op == poseidon_rows.ROWS or any(graph_lib.node_of(tensor) in of_rows
+                                                for tensor in graph_lib.data_inputs(node)):
+            if node.op not in rules.RULES:
+                return node.op
+            of_rows.add(node.name)
+    return ""
 
 
 def _keeps_rows(traced: tf.types.experimental.ConcreteFunction) -> bool:

@@ -20,6 +20,7 @@ from tf_poseidon.graph_passes.partition.rules import gathering
 from tf_poseidon.graph_passes.partition.rules import lists
 from tf_poseidon.graph_passes.partition.rules import normalisation
 from tf_poseidon.graph_passes.partition.rules import own
+from tf_poseidon.graph_passes.partition.rules import parsing
 from tf_poseidon.graph_passes.partition.rules import reductions
 from tf_poseidon.graph_passes.partition.rules import shapes
 from tf_poseidon.graph_passes.partition.rules import sources
@@ -36,6 +37,7 @@ RULES: dict[str, Rule] = {
     **lists.RULES,
     **stores.RULES,
     **normalisation.RULES,
+    **parsing.RULES,
     **control.RULES,
     **own.RULES,
     **sources.RULES,
@@ -49,7 +51,7 @@ BLOCKS = shapes.BLOCKS
 # Ops that treat rows separately, or reduce them in any order, so that rows may be in several blocks.
 _IN_BLOCKS = frozenset((
     *elementwise.RULES, *reductions.RULES, *contractions.RULES, *shapes.RULES, *windows.RULES, *gathering.RULES,
-    *lists.RULES, *normalisation.RULES, *control.RULES))
+    *lists.RULES, *normalisation.RULES, *parsing.RULES, *control.RULES))
 
 
 def applied(case: Case, with_blocks: bool = True) -> Outcome | None:

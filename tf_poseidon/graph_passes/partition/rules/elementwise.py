@@ -164,14 +164,16 @@ Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e
 Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log
 Log1p LogicalNot Ndtri Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square
 Tan Tanh CheckNumerics FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Bucketize AsString StringToNumber
-StringToHashBucketFast StringLower StringUpper StringStrip StringLength PopulationCount
+StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringLower StringUpper StringStrip StringLength
+StaticRegexFullMatch StaticRegexReplace RegexFullMatch RegexReplace UnicodeScript UnicodeTranscode EncodeBase64
+DecodeBase64 PopulationCount
 """.split()
 BINARY = """
 ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Equal FloorDiv FloorMod Greater GreaterEqual
 Igamma Igammac IgammaGradA LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod MulNoNan NextAfter
 NotEqual Polygamma Pow RightShift SquaredDifference TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta Betainc
 EluGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad
-SqrtGrad TanhGrad InvGrad FakeQuantWithMinMaxArgsGradient
+SqrtGrad TanhGrad InvGrad FakeQuantWithMinMaxArgsGradient StringJoin Substr
 """.split()
 
 RULES: dict[str, Rule] = {

@@ -1,4 +1,4 @@
-"""Ops that gather and scatter by indices: embeddings, and their gradients.
+"""Ops that gather and scatter by indices, or by keys: embeddings, and their gradients; tables.
 
 Tests: tests/graphs/test_partition_families.py, tests/graphs/test_partition_tables.py.
 """
@@ -56,6 +56,17 @@ def gather_of_variable(case: Case) -> Outcome | None:
     if not isinstance(case.states[1], Rows) or case.attr("batch_dims").i:
         return None
     return case.all({1: case.states[1]}, case.states[1])
+
+
+def lookup(case: Case) -> Outcome | None:
+    """LookupTableFindV2(table, keys, default); a value, and a key, may be several elements, the last dimensions."""
+    state, out = case.states[1], case.out_shape()
+    if not isinstance(state, Rows) or not out or case.rank(1) is None or state.dimension >= len(out):
+        return None
+    if not case_lib.same_size(case.sizes(1)[state.dimension], out[state.dimension]):
+        return None
+    # The default is one value, or one for each key.
+    return case.all({1: state, 2: state} if case.rank(2) == len(out) else {1: state}, state)
 
 
 def gather_nd(case: Case) -> Outcome | None:
@@ -198,6 +209,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Gather", "GatherV2"), gather),
     "ResourceGather": gather_of_variable,
     **dict.fromkeys(("GatherNd", "ResourceGatherNd"), gather_nd),
+    "LookupTableFindV2": lookup,
     "OneHot": one_hot,
     **dict.fromkeys(_REDUCES, segments),
     **dict.fromkeys(("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd", "SparseSegmentSum",
