@@ -65,6 +65,7 @@ def test_fewer_data_than_before_are_refused(tmp_path):
 
 
 D, ROWS = tf.data.Dataset, tf.data.Dataset.range(9)
+OFFSET = tf.Variable(1, dtype=tf.int64)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -80,6 +81,8 @@ def some(x):
     (ROWS.map(lambda x: tf.cond(x > 3, lambda: x, lambda: x + 1)), EpochOrder.SAME),
     (ROWS.map(lambda x: tf.cond(x > 3, lambda: some(x), lambda: x)), EpochOrder.CONTINUED),
     (ROWS.map(some).batch(2), EpochOrder.CONTINUED), (ROWS.shuffle(3).repeat(2), EpochOrder.CONTINUED),
+    (ROWS.map(lambda x: x * OFFSET), EpochOrder.SAME),
+    (ROWS.map(lambda x: x * OFFSET.assign_add(1)), EpochOrder.CONTINUED),
     (ROWS.map(lambda x: tf.py_function(int, [x], tf.int64)), EpochOrder.CONTINUED),
     (ROWS.interleave(lambda x: D.range(x)), EpochOrder.CONTINUED),
     (ROWS.concatenate(ROWS.shuffle(3)), EpochOrder.CONTINUED),

@@ -368,6 +368,8 @@ LEFT = {
         lambda window: window.reduce(tf.constant(0, tf.int64), tf.add)).batch(4), "its function has a ReduceDataset"),
     "cached in front of shuffle": (lambda: mapped().cache().shuffle(5, seed=1).batch(4), "'shuffle' behind it"),
     "cached in front of repeat": (lambda: mapped().cache().repeat(2).batch(4), "'repeat' behind it"),
+    "a variable that it assigns": (lambda: Dataset.range(13).map(
+        lambda x, count=tf.Variable(0, dtype=tf.int64): x + count.assign_add(1)).batch(4), "has a AssignAddVariableOp"),
     "filter of batches": (lambda: mapped().batch(4).filter(lambda x: x[0] > 0), DEPENDS),
     "flat_map": (lambda: mapped().flat_map(lambda x: Dataset.range(x % 3)).batch(4), DEPENDS),
     "interleave": (lambda: mapped().interleave(lambda x: Dataset.range(x % 3)).batch(4), DEPENDS),
@@ -460,6 +462,20 @@ def test_iterators_of_the_user_and_of_each_fit_take_the_seeds_in_turn(build):
     for epoch, (batches, own) in enumerate(zip(expected, found, strict=True)):
         rows = 4 if epoch in (0, 2) else 2
         np.testing.assert_array_equal([batch[:rows] for batch in batches], own)
+
+
+@pytest.mark.parametrize("build", [
+    lambda offset: Dataset.range(9).map(lambda x: x + offset).batch(4),
+    lambda offset: Dataset.range(9).batch(4).map(lambda x: x + offset)], ids=["elements", "batches"])
+def test_elements_of_an_epoch_see_what_was_assigned_in_front_of_it(build):
+    offset = tf.Variable(0, dtype=tf.int64)
+    with job_of_one():
+        selected, _ = row_selection.select(build(offset), row_selection.Ranks(
+            1, (1, 1), "data", by_rows=row_maps.by_rows))
+        for epoch in range(2):
+            offset.assign(100 * epoch)
+            found = [own.numpy().tolist() for _, own in selected.dataset]
+            assert found == [[100 * epoch + x for x in rows] for rows in ([2, 3], [6, 7], [8])]
 
 
 def test_each_rank_has_a_file_of_its_cache(tmp_path):

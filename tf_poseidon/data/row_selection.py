@@ -31,16 +31,12 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.data import element_functions
 from tf_poseidon.data import fingerprints
 from tf_poseidon.data import input_report
 from tf_poseidon.data import parts
 from tf_poseidon.graph_passes.partition.states import GATHERED
 
-# Stateful ops that do not make what a function returns depend on its other calls.
-_HARMLESS = frozenset((
-    "Assert", "CheckNumerics", "CheckNumericsV2", "Print", "PrintV2", "ReadVariableOp", "ResourceGather",
-    "ResourceGatherNd", "VarHandleOp", "LookupTableFindV2", "LookupTableSizeV2", "StatefulPartitionedCall", "If",
-    "While", "Case", "Placeholder"))
 # Datasets whose data, in bytes, would be copied to find how they shuffle: more is not worth it.
 _MOST_COPIED = 1 << 28
 PART, _FINGERPRINT = 3, 4  # numbers in a tag
@@ -559,16 +555,12 @@ def _bytes(dataset: tf.data.Dataset) -> int:
 
 def _dependence(function: Any) -> str:
     """Returns why what a map's function makes of an element may depend on other elements; "" if it does not."""
-    graph_def = function.graph.as_graph_def()
-    for node in (*graph_def.node, *(node for each in graph_def.library.function for node in each.node_def)):
-        if node.op in ("EagerPyFunc", "PyFunc"):
-            return ("its function calls Python, and what that does is not known; use tf.numpy_function(..., "
-                    "stateful=False), ops of TensorFlow, or PoseidonStrategy(input='independent')")
-        op = tf_compat.op_def(node.op)
-        if op is not None and op.is_stateful and node.op not in _HARMLESS:
-            return (f"its function has a {node.op}, so what it makes of an element depends on those before; use "
-                    "stateless random ops with seeds of the elements, or PoseidonStrategy(input='independent')")
-    return ""
+    op = next(element_functions.stateful_ops(function.graph), "")
+    if op in ("EagerPyFunc", "PyFunc"):
+        return ("its function calls Python, and what that does is not known; use tf.numpy_function(..., "
+                "stateful=False), ops of TensorFlow, or PoseidonStrategy(input='independent')")
+    return op and (f"its function has a {op}, so what it makes of an element depends on those before; use stateless "
+                   "random ops with seeds of the elements, or PoseidonStrategy(input='independent')")
 
 
 def _flat(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -8,9 +8,7 @@ import enum
 import tensorflow as tf
 
 from tf_poseidon.compat import tensorflow as tf_compat
-
-# Ops with state that does not change what a function returns.
-_HARMLESS = ("Assert", "Case", "If", "LookupTableFindV2", "LookupTableSizeV2", "StatefulPartitionedCall", "While")
+from tf_poseidon.data import element_functions
 
 
 class EpochOrder(enum.Enum):
@@ -35,9 +33,5 @@ def order(dataset: tf.data.Dataset) -> EpochOrder:
 
 
 def _is_pure(graph: tf.Graph) -> bool:
-    """Whether a function returns the same for the same arguments."""
-    definition = graph.as_graph_def()
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    ops = {node.op for node in nodes} - set(_HARMLESS) - {function.signature.name
-                                                          for function in definition.library.function}
-    return all((op_def := tf_compat.op_def(op)) is not None and not op_def.is_stateful for op in ops)
+    """Whether a function returns the same for the same arguments, whatever was read before."""
+    return not any(element_functions.stateful_ops(graph))
