@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_poseidon import ops
 from tf_poseidon.data import datasets
 from tf_poseidon.data import parts as parts_lib
 from tf_poseidon.data import row_selection
@@ -548,11 +549,45 @@ def test_sizes_are_static_where_all_ranks_have_as_many(batch_size, rows):
         assert selected.dataset.element_spec[1].shape == (rows,)
 
 
+def tags(elements, batch_size=2):
+    """Returns the tags that a rank has with its elements."""
+    with job_of_one():
+        return [tag.numpy().tolist() for tag, _ in ops.own_elements(
+            Dataset.from_tensor_slices((elements,)), batch_size, False, 1, (1, 1))]
+
+
+def test_tags_tell_elements_of_the_first_batch_from_others():
+    (first, *others), seen = tags(["/a/x/1", "/a/x/2", "/a/x/3", "/a/x/4"]), set()
+    assert first[:3] == [2, 1, 1] and others == [[2, 1, 1, 0]]
+    assert tags(["/b/x/1", "b/x/2", "/a/x/4"]) == [first, [1, 0, 0, 0]]  # hosts may have folders elsewhere
+    for elements in (["/a/x/2", "/a/x/1"], ["/a/y/1", "/a/x/2"], ["1", "2"], ["2", "1"], [1, 2], [2, 1], [[1], [3]]):
+        seen.add(tags(elements)[0][3])
+    assert len(seen | {0, first[3]}) == 9
+
+
+def test_readers_of_own_elements_continue_where_they_were(tmp_path):
+    with job_of_one():
+        own = ops.own_elements(Dataset.from_tensor_slices((list(range(11)), [f"{i}" for i in range(11)])), 4, False, 1,
+                               (1, 3))
+        expected = [(int(number), text.numpy()) for _, number, text in own]
+        assert [number for number, _ in expected] == [1, 2, 3, 5, 6, 7, 9, 10]
+        for position in range(len(expected)):
+            iterator = iter(own)
+            for _ in range(position):
+                next(iterator)
+            saved = tf.train.Checkpoint(iterator=iterator).save(tmp_path / f"{position}" / "iterator")
+            left = [(tag.numpy().tolist(), int(number), text.numpy()) for tag, number, text in iterator]
+            assert [element[1:] for element in left] == expected[position:]
+            restored = iter(own)
+            tf.train.Checkpoint(iterator=restored).restore(saved)
+            assert [(tag.numpy().tolist(), int(number), text.numpy()) for tag, number, text in restored] == left
+
+
 def test_a_graph_that_cannot_be_rebuilt_is_read_whole(monkeypatch, caplog):
     def fails(*_):
         raise TypeError("no such attribute")
 
-    monkeypatch.setattr(row_selection, "_chosen", fails)
+    monkeypatch.setattr(ops, "own_elements", fails)
     check_split(lambda: mapped().batch(4), epochs=1)
     assert "could not be rebuilt (TypeError: no such attribute)" in caplog.text
 

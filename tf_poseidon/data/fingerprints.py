@@ -54,7 +54,7 @@ def with_elements_compared(index: tf.Tensor, rows: tf.Tensor, elements: tf.Tenso
     Args:
         index, site, what: As in `with_first_compared`.
         rows: How many elements, a scalar int64.
-        elements: [4] int64 that depend on them.
+        elements: int64 that depend on them.
     """
     compared, = ops.compare_first(index, rows, [elements], 0, _texts(what), site)
     return compared

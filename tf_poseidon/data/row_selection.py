@@ -30,17 +30,16 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
+from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.data import element_functions
-from tf_poseidon.data import fingerprints
 from tf_poseidon.data import input_report
 from tf_poseidon.data import parts
 from tf_poseidon.graph_passes.partition.states import GATHERED
 
 # Datasets whose data, in bytes, would be copied to find how they shuffle: more is not worth it.
 _MOST_COPIED = 1 << 28
-PART, _FINGERPRINT = 3, 4  # numbers in a tag
-_IDENTIFYING = 1024  # numbers of a tensor that are compared
+PART, _TAG = 3, 4  # numbers of a part, which a tag begins with, and of that
 _BATCHES = ("batch", "padded_batch")
 _MOVES = frozenset(("repeat", "shard", "shuffle", "skip", "take"))
 
@@ -76,8 +75,8 @@ class Selected:
     """A dataset of this rank's rows.
 
     Attributes:
-        dataset: Its elements are (tag, batch): [7] int64, and this rank's rows of a batch. A tag is a part, as
-            `OwnRows.part`, and the fingerprint of what the batch was made of if it was the first one, else zeros.
+        dataset: Its elements are (tag, batch): int64s, and this rank's rows of a batch. A tag is a part, as
+            `OwnRows.part`, and numbers that depend on what the batch was made of if it was the first one, else zeros.
         batch_size: Rows of every global batch except possibly the last; -1 if unknown.
     """
 
@@ -363,8 +362,7 @@ class _Selection:
             tf.nest.flatten(how["padding_values"]), tf.nest.flatten(dataset.element_spec), strict=True)]
 
         def batched(rows: tf.data.Dataset, count: int) -> tf.data.Dataset:
-            return rows.padded_batch(count, ([PART + _FINGERPRINT], *shapes), (tf.constant(0, tf.int64), *values),
-                                     is_static)
+            return rows.padded_batch(count, ([_TAG], *shapes), (tf.constant(0, tf.int64), *values), is_static)
 
         return self._batched(dataset, how, stream, batched)
 
@@ -385,7 +383,8 @@ class _Selection:
 
         def rows() -> tf.data.Dataset:
             base = stream.base()
-            chosen = _chosen(base.prefetch(1) if is_counted else base, batch_size, drops, self._ranks)
+            chosen = ops.own_elements(base.prefetch(1) if is_counted else base, batch_size, drops, self._ranks.rank,
+                                      self._ranks.shares)
             for later in stream.later:
                 chosen = self._done(chosen, later, f"{batch_size}{'full' if drops else ''}")
             return batched(chosen, max(1, count)).map(_unconverted(lambda tags, *tensors: (tags[0], *tensors)))
@@ -441,54 +440,6 @@ def _with(stream: _Batches, dataset: tf.data.Dataset,
           move: Callable[[tf.data.Dataset], tf.data.Dataset]) -> _Batches:
     """Returns the batches that a dataset gives of those that it reads, without taking them apart."""
     return _Batches(lambda: move(stream.rows()), stream.batch_size, (*stream.done, dataset))
-
-
-def _chosen(base: tf.data.Dataset, batch_size: int, drops: bool, ranks: Ranks) -> tf.data.Dataset:
-    """Returns a dataset of (tag, *tensors): this rank's elements of each global batch.
-
-    Args:
-        base: The elements, as tuples of tensors.
-        batch_size: How many are a batch.
-        drops: Whether elements at the end that make no full batch are left out.
-        ranks: The ranks.
-    """
-    are_values = [spec.dtype != tf.variant for spec in base.element_spec]
-
-    def own(index: tf.Tensor, windows: tuple[tf.data.Dataset, ...]) -> tf.data.Dataset:
-        rows = tf.data.Dataset.zip(windows)
-        total = rows.cardinality()
-        first, count = parts.of_rank(total, ranks.rank, ranks.shares)
-        part = tf.stack([total, tf.where(count > 0, first, 0), count])
-        tag = tf.concat([part, tf.cond(index == 0, lambda: _fingerprint(rows, batch_size, are_values),
-                                       lambda: tf.zeros([4], tf.int64))], 0)
-        own_rows = rows.skip(part[1]).take(tf.maximum(count, 1))
-        return tf.data.Dataset.zip((tf.data.Dataset.from_tensors((tag,)).repeat(), own_rows))
-
-    windows = base.window(batch_size, drop_remainder=drops).enumerate()
-    return _flat(windows.flat_map(_unconverted(own)))
-
-
-def _fingerprint(rows: tf.data.Dataset, most: int, are_values: Sequence[bool]) -> tf.Tensor:
-    """Returns [4] int64 that depend on the elements of a dataset, at most as many as `most`, and their order."""
-    if not any(are_values):
-        return tf.zeros([4], tf.int64)
-
-    def fingerprint(*tensors: tf.Tensor) -> tf.Tensor:
-        return fingerprints.fingerprint([_identifying(tensor) for tensor, is_value in zip(tensors, are_values)
-                                         if is_value])
-
-    found = rows.map(_unconverted(fingerprint)).batch(most).get_single_element()
-    return tf.reduce_sum(found * (2 * tf.range(tf.shape(found, tf.int64)[0]) + 1)[:, tf.newaxis], 0)
-
-
-def _identifying(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns what tells a part of an element from that of others: of a file, its name and folder; and some numbers.
-
-    Hosts may have folders elsewhere. An element may hold a whole array, where that is zipped with indices.
-    """
-    if tensor.dtype == tf.string:
-        return tf.strings.regex_replace(tensor, "(?s)^.*/([^/]*/[^/]*)$", r"\1")
-    return tf.reshape(tensor, [-1])[:_IDENTIFYING]
 
 
 def _shuffled(rows: tf.data.Dataset, shuffle: tf.data.Dataset, how: Mapping[str, Any]) -> tf.data.Dataset:
