@@ -396,8 +396,8 @@ def reshuffles(dataset: "tf.data.Dataset") -> bool:
 
 
 def graphs_of(dataset: "tf.data.Dataset") -> "list[tf.Graph]":
-    """Returns the graphs of the functions by which a dataset makes its elements of those of its inputs."""
-    return [function.function.graph for function in dataset._functions()]
+    """Returns the graphs of the functions by which a dataset makes its elements; those of tf.compat.v1 have none."""
+    return [function.function.graph for function in dataset._functions() if hasattr(function.function, "graph")]
 
 
 def same_elements(dataset: "tf.data.Dataset", op: Callable[..., Any]) -> "tf.data.Dataset":

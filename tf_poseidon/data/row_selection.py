@@ -378,13 +378,9 @@ class _Selection:
             return "its batches are not dense tensors; make them dense in front of it"
         batch_size, drops = how["batch_size"], how["drop_remainder"]
         _, count = parts.of_rank(batch_size, self._ranks.rank, self._ranks.shares)
-        # Such an assertion fails with the end, which is all that `window` would see; what is prefetched fails before.
-        is_counted = any(tf_compat.transformation(each)[0] == "assert_cardinality" for each in in_order(dataset))
 
         def rows() -> tf.data.Dataset:
-            base = stream.base()
-            chosen = ops.own_elements(base.prefetch(1) if is_counted else base, batch_size, drops, self._ranks.rank,
-                                      self._ranks.shares)
+            chosen = ops.own_elements(stream.base(), batch_size, drops, self._ranks.rank, self._ranks.shares)
             for later in stream.later:
                 chosen = self._done(chosen, later, f"{batch_size}{'full' if drops else ''}")
             return batched(chosen, max(1, count)).map(_unconverted(lambda tags, *tensors: (tags[0], *tensors)))
