@@ -32,11 +32,12 @@ using tensorflow::tstring;
 
 REGISTER_OP("PoseidonOwnElementsDataset")
     .Input("input_dataset: variant")
+    .Input("shares: variant")
     .Output("handle: variant")
     .Attr("batch_size: int >= 1")
     .Attr("drop_remainder: bool")
     .Attr("rank: int >= 0")
-    .Attr("shares: list(int) >= 1")
+    .Attr("ranks: int >= 1")
     .Attr("output_types: list(type) >= 1")
     .Attr("output_shapes: list(shape) >= 1")
     .SetTypeConstructor(full_type::VariadicTensorContainer(tensorflow::TFT_DATASET, "output_types"))
@@ -47,9 +48,11 @@ Returns a dataset of a rank's elements of each batch of another one, with a tag 
 A tag is [4] int64: how many elements the batch has; the first of this rank's, and how many it has, 0 if the first one
 of the batch stands in for them; and a digest of all elements of the first batch, 0 in the others.
 
+shares: A dataset, from which one element is read when a batch was: [P] int64, by rank, how many elements of the batch it
+  has in proportion to others.
 batch_size: How many successive elements are a batch.
 drop_remainder: Whether elements at the end that make no full batch are left out.
-rank, shares: The rank, and by rank how many elements of a batch it has in proportion to others.
+rank, ranks: The rank, and how many there are. P.
 output_types, output_shapes: Those of a tag, and of the other dataset.
 )doc");
 
@@ -88,19 +91,23 @@ struct Attributes {
   int64_t batch_size;
   bool drop_remainder;
   int64_t rank;
-  std::vector<int64_t> shares;
+  int64_t ranks;
   tensorflow::DataTypeVector types;
   std::vector<tensorflow::PartialTensorShape> shapes;
 };
 
 class OwnElementsDataset : public data::DatasetBase {
  public:
-  OwnElementsDataset(OpKernelContext* context, const data::DatasetBase* input, const Attributes& attributes)
-      : DatasetBase(data::DatasetContext(context)), input_(input), attributes_(attributes) {
+  OwnElementsDataset(OpKernelContext* context, const data::DatasetBase* input, const data::DatasetBase* shares,
+                     const Attributes& attributes)
+      : DatasetBase(data::DatasetContext(context)), input_(input), shares_(shares), attributes_(attributes) {
     input_->Ref();
-    shares_.Set(attributes_.shares);
+    shares_->Ref();
   }
-  ~OwnElementsDataset() override { input_->Unref(); }
+  ~OwnElementsDataset() override {
+    input_->Unref();
+    shares_->Unref();
+  }
 
   const tensorflow::DataTypeVector& output_dtypes() const override { return attributes_.types; }
   const std::vector<tensorflow::PartialTensorShape>& output_shapes() const override { return attributes_.shapes; }
@@ -111,20 +118,25 @@ class OwnElementsDataset : public data::DatasetBase {
   }
   absl::Status InputDatasets(std::vector<const DatasetBase*>* inputs) const override {
     inputs->push_back(input_);
+    inputs->push_back(shares_);
     return absl::OkStatus();
   }
-  absl::Status CheckExternalState() const override { return input_->CheckExternalState(); }
+  absl::Status CheckExternalState() const override {
+    TF_RETURN_IF_ERROR(shares_->CheckExternalState());
+    return input_->CheckExternalState();
+  }
 
  protected:
   absl::Status AsGraphDefInternal(data::SerializationContext* context, DatasetGraphDefBuilder* builder,
                                   tensorflow::Node** node) const override {
-    tensorflow::Node* input;
+    tensorflow::Node *input, *shares;
     TF_RETURN_IF_ERROR(builder->AddInputDataset(context, input_, &input));
-    return builder->AddDataset(this, {input},
+    TF_RETURN_IF_ERROR(builder->AddInputDataset(context, shares_, &shares));
+    return builder->AddDataset(this, {input, shares},
                                {{"batch_size", builder->BuildAttrValue(attributes_.batch_size)},
                                 {"drop_remainder", builder->BuildAttrValue(attributes_.drop_remainder)},
                                 {"rank", builder->BuildAttrValue(attributes_.rank)},
-                                {"shares", builder->BuildAttrValue(attributes_.shares)}},
+                                {"ranks", builder->BuildAttrValue(attributes_.ranks)}},
                                node);
   }
 
@@ -138,6 +150,7 @@ class OwnElementsDataset : public data::DatasetBase {
     using DatasetIterator::DatasetIterator;
 
     absl::Status Initialize(data::IteratorContext* context) override {
+      TF_RETURN_IF_ERROR(dataset()->shares_->MakeIterator(context, this, prefix() + "[shares]", &shares_));
       return dataset()->input_->MakeIterator(context, this, prefix(), &input_);
     }
 
@@ -153,14 +166,13 @@ class OwnElementsDataset : public data::DatasetBase {
     }
 
     std::shared_ptr<data::model::Node> CreateNode(data::IteratorContext*, data::model::Node::Args args) const override {
-      const Attributes& attributes = dataset()->attributes_;
-      const int64_t own = dataset()->shares_.Of(attributes.batch_size, attributes.rank, attributes.shares.size()).count;
-      return data::model::MakeKnownRatioNode(std::move(args), 1.0 * attributes.batch_size / std::max<int64_t>(own, 1));
+      return data::model::MakeKnownRatioNode(std::move(args), static_cast<double>(dataset()->attributes_.ranks));
     }
 
     absl::Status SaveInternal(data::SerializationContext* context, data::IteratorStateWriter* writer) override {
       std::lock_guard<std::mutex> lock(mutex_);
       TF_RETURN_IF_ERROR(SaveInput(context, writer, input_));
+      TF_RETURN_IF_ERROR(SaveInput(context, writer, shares_));
       TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), kHasRead, int64_t{has_read_}));
       TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), kLeft, static_cast<int64_t>(own_.size())));
       for (size_t i = 0; i < own_.size(); ++i) {
@@ -174,6 +186,7 @@ class OwnElementsDataset : public data::DatasetBase {
     absl::Status RestoreInternal(data::IteratorContext* context, data::IteratorStateReader* reader) override {
       std::lock_guard<std::mutex> lock(mutex_);
       TF_RETURN_IF_ERROR(RestoreInput(context, reader, input_));
+      TF_RETURN_IF_ERROR(RestoreInput(context, reader, shares_));
       int64_t has_read, left;
       TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), kHasRead, &has_read));
       TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), kLeft, &left));
@@ -205,7 +218,7 @@ class OwnElementsDataset : public data::DatasetBase {
       }
       const int64_t total = elements.size();
       if (total == 0 || (attributes.drop_remainder && total < attributes.batch_size)) return absl::OkStatus();
-      const RowRange range = dataset()->shares_.Of(total, attributes.rank, attributes.shares.size());
+      TF_ASSIGN_OR_RETURN(const RowRange range, Own(context, total));
       const int64_t first = range.count > 0 ? range.first : 0;
       Tensor tag(tensorflow::DT_INT64, {4});
       auto numbers = tag.flat<int64_t>();
@@ -221,31 +234,50 @@ class OwnElementsDataset : public data::DatasetBase {
       return absl::OkStatus();
     }
 
+    // Returns this rank's elements of a batch of `total`.
+    absl::StatusOr<RowRange> Own(data::IteratorContext* context, int64_t total) {
+      const Attributes& attributes = dataset()->attributes_;
+      Element element;
+      bool is_over;
+      TF_RETURN_IF_ERROR(shares_->GetNext(context, &element, &is_over));
+      if (is_over || element.size() != 1 || element[0].dtype() != tensorflow::DT_INT64 ||
+          element[0].NumElements() != attributes.ranks) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("A batch has no shares, expected ", attributes.ranks, " int64s; give more elements."));
+      }
+      const auto numbers = element[0].flat<int64_t>();
+      RowShares shares;
+      shares.Set(std::vector<int64_t>(numbers.data(), numbers.data() + numbers.size()));
+      return shares.Of(total, attributes.rank, attributes.ranks);
+    }
+
     std::mutex mutex_;  // guards what follows
     std::unique_ptr<data::IteratorBase> input_;
+    std::unique_ptr<data::IteratorBase> shares_;
     std::vector<Element> own_;  // what is left of a batch, the next one last
     bool has_read_ = false;     // a batch
   };
 
   const data::DatasetBase* const input_;
+  const data::DatasetBase* const shares_;
   const Attributes attributes_;
-  RowShares shares_;
 };
 
-class OwnElementsDatasetKernel : public data::UnaryDatasetOpKernel {
+class OwnElementsDatasetKernel : public data::BinaryDatasetOpKernel {
  public:
-  explicit OwnElementsDatasetKernel(tensorflow::OpKernelConstruction* context) : UnaryDatasetOpKernel(context) {
+  explicit OwnElementsDatasetKernel(tensorflow::OpKernelConstruction* context) : BinaryDatasetOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("batch_size", &attributes_.batch_size));
     OP_REQUIRES_OK(context, context->GetAttr("drop_remainder", &attributes_.drop_remainder));
     OP_REQUIRES_OK(context, context->GetAttr("rank", &attributes_.rank));
-    OP_REQUIRES_OK(context, context->GetAttr("shares", &attributes_.shares));
+    OP_REQUIRES_OK(context, context->GetAttr("ranks", &attributes_.ranks));
     OP_REQUIRES_OK(context, context->GetAttr("output_types", &attributes_.types));
     OP_REQUIRES_OK(context, context->GetAttr("output_shapes", &attributes_.shapes));
   }
 
  protected:
-  void MakeDataset(OpKernelContext* context, data::DatasetBase* input, data::DatasetBase** output) override {
-    *output = new OwnElementsDataset(context, input, attributes_);
+  void MakeDataset(OpKernelContext* context, data::DatasetBase* input, data::DatasetBase* shares,
+                   data::DatasetBase** output) override {
+    *output = new OwnElementsDataset(context, input, shares, attributes_);
   }
 
  private:

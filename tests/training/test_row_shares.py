@@ -6,7 +6,8 @@ import launch
 import numpy as np
 import pytest
 
-PROGRAMS = ("arrays", "accumulated", "own_rows", "long_epoch", "full_batches")
+LONG = ("long_epoch", "long_epoch_of_own_rows")
+PROGRAMS = ("arrays", "accumulated", "own_rows", *LONG, "full_batches")
 
 
 def trained(output, rows, ranks, *plan, sleep=0.0, programs=()):
@@ -49,11 +50,12 @@ def test_balanced_shares_follow_speeds_and_a_plan_replays_them(alone, tmp_path):
     assert replayed[0] == replayed[1] and replayed[0]["shares"] == [first, second]
 
 
-def test_balanced_shares_follow_speeds_within_an_epoch(alone, tmp_path):
-    found = trained(tmp_path / "balanced", "'balanced'", 2, sleep=0.003, programs=["long_epoch", "full_batches"])
-    check(found, alone, ["long_epoch", "full_batches"])
+@pytest.mark.parametrize("program", LONG)
+def test_balanced_shares_follow_speeds_within_an_epoch(alone, tmp_path, program):
+    found = trained(tmp_path / "balanced", "'balanced'", 2, sleep=0.003, programs=[program, "full_batches"])
+    check(found, alone, [program, "full_batches"])
     assert found[0]["output"].count("but ranks keep their shares") == 1  # those of "full_batches", in two epochs
-    used = found[0]["long_epoch"]["used"]
+    used = found[0][program]["used"]
     assert used[0] == [1, 1] and used[-1][0] >= 1.5 * used[-1][1], used
 
 

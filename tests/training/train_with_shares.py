@@ -17,7 +17,7 @@ import tensorflow as tf
 import tf_poseidon as poseidon
 
 ROWS, BATCH = 100, 24
-used_shares = set()  # of steps in "long_epoch"
+used_shares = {}  # by shares, the last of the long epoch's steps behind which ranks had them
 SLEEP = float(os.environ.get("SLEEP", 0))  # of rank 1, for each of its rows
 
 
@@ -42,7 +42,7 @@ class Slow(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         shares = self.strategy.extended.row_shares
-        used_shares.add(shares)
+        used_shares[shares] = batch
         time.sleep(BATCH * shares[self.strategy.rank % len(shares)] / sum(shares) * (
             SLEEP if self.strategy.rank == 1 else SLEEP / 4))
 
@@ -65,8 +65,11 @@ def programs(strategy):
         validation_data=data.map(slow(strategy.rank)).batch(10))
     yield "long_epoch", model(), keras.optimizers.SGD(0.05), lambda m: m.fit(
         data.repeat().shuffle(20, seed=2).batch(BATCH), steps_per_epoch=100, verbose=0, callbacks=[Slow(strategy)])
+    yield "long_epoch_of_own_rows", model(), keras.optimizers.SGD(0.05), lambda m: m.fit(
+        data.repeat().shuffle(20, seed=2).map(lambda x, y: (x * 2, y)).batch(BATCH).prefetch(9), steps_per_epoch=100,
+        verbose=0, callbacks=[Slow(strategy)])
     yield "full_batches", model(), keras.optimizers.SGD(0.05), lambda m: m.fit(
-        data.map(slow(strategy.rank)).batch(BATCH, drop_remainder=True).repeat(), epochs=2, steps_per_epoch=3,
+        data.map(slow(strategy.rank)).cache().batch(BATCH, drop_remainder=True).repeat(), epochs=2, steps_per_epoch=3,
         verbose=0)
 
 
@@ -86,11 +89,12 @@ def main(output, rows, plan=None):
             continue
         with strategy.scope():
             trained.compile(optimizer, "mse", metrics=["mae"])
+        used_shares.clear()
         logs = train(trained).history
         weights = b"".join(weight.tobytes() for weight in trained.get_weights())
         found[name] = {"logs": logs, "digest": hashlib.sha256(weights).hexdigest(),
                        "weights": [weight.tolist() for weight in trained.get_weights()],
-                       "shares": list(strategy.extended.row_shares), "used": sorted(used_shares)}
+                       "shares": list(strategy.extended.row_shares), "used": list(used_shares)}
         if plan is not None and name == "own_rows":
             if strategy.rank == 0 and not os.path.exists(plan):
                 strategy.plan.save(plan)

@@ -1,6 +1,7 @@
 """Datasets of which each rank makes its own rows: element by element, what one process reads."""
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import gc
@@ -8,6 +9,7 @@ import itertools
 import os
 import pathlib
 import tempfile
+import threading
 
 import keras
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon.data import changing_shares
 from tf_poseidon.data import datasets
 from tf_poseidon.data import parts as parts_lib
 from tf_poseidon.data import row_selection
@@ -549,11 +552,62 @@ def test_sizes_are_static_where_all_ranks_have_as_many(batch_size, rows):
         assert selected.dataset.element_spec[1].shape == (rows,)
 
 
+def doubled(count):
+    return Dataset.range(count).map(double)
+
+
+CHANGING = {
+    "batches": lambda: doubled(500).shuffle(9, seed=4).map(double, 3).batch(7),
+    "batches, repeated": lambda: doubled(30).batch(7).map(double).repeat(16),
+    "batches, shuffled": lambda: doubled(500).repeat().batch(7, drop_remainder=True).shuffle(5, seed=1),
+    "padded batches": lambda: doubled(500).padded_batch(7, [])}
+
+
+@pytest.mark.parametrize("build", CHANGING.values(), ids=CHANGING)
+def test_shares_change_while_ranks_read_ahead(build):
+    begin, *later = (1, 1, 1), (4, 1, 2), (1, 9, 1)
+    changing = [changing_shares.ChangingShares(begin) for _ in begin]
+    with job_of_one(), concurrent.futures.ThreadPoolExecutor(len(begin)) as pool:
+        readers = []
+        for rank, each in enumerate(changing):
+            selected, _ = row_selection.select(build().prefetch(1 + 3 * rank), row_selection.Ranks(
+                rank, begin, "data", by_rows=row_maps.by_rows, changing=each))
+            assert selected.follows_changes
+            readers.append(iter(selected.dataset))
+        used = []
+        for step, whole in enumerate(build().take(70)):
+            if step and step % 20 == 0 and later:
+                begun, barrier, shares = [], threading.Barrier(len(begin)), later.pop(0)
+
+                def largest(number, begun=begun, barrier=barrier):
+                    begun.append(number)
+                    barrier.wait(10)
+                    return max(begun)
+
+                list(pool.map(lambda each, shares=shares, largest=largest: each.change(shares, largest), changing))
+            tags, batches = zip(*map(next, readers))
+            np.testing.assert_array_equal(np.concatenate([
+                batch[:tag[2]] for tag, batch in zip(tags, batches)]), whole)
+            used.append(tuple(int(tag[2]) for tag in tags if int(tag[0]) == 7))
+    assert [counts for counts in dict.fromkeys(used) if counts] == [(3, 2, 2), (4, 1, 2), (0, 7, 0)]
+
+
+@pytest.mark.parametrize("build", [
+    lambda: mapped().batch(4).prefetch(2).take(2), lambda: mapped().cache().batch(4), lambda: mapped().batch(4).cache(),
+    lambda: mapped().batch(4).concatenate(mapped().batch(4)),
+    lambda: Dataset.zip((mapped().batch(4), mapped().batch(4)))])
+def test_shares_stay_where_ranks_may_have_made_unequally_many_batches(build):
+    ranks = row_selection.Ranks(0, (1, 1), "data", changing=changing_shares.ChangingShares((1, 1)))
+    selected, _ = row_selection.select(build(), ranks)
+    assert not selected.follows_changes
+
+
 def tags(elements, batch_size=2):
     """Returns the tags that a rank has with its elements."""
     with job_of_one():
+        shares = Dataset.from_tensors(np.array([1, 1])).repeat()
         return [tag.numpy().tolist() for tag, _ in ops.own_elements(
-            Dataset.from_tensor_slices((elements,)), batch_size, False, 1, (1, 1))]
+            Dataset.from_tensor_slices((elements,)), shares, batch_size, False, 1)]
 
 
 def test_tags_tell_elements_of_the_first_batch_from_others():
@@ -567,8 +621,8 @@ def test_tags_tell_elements_of_the_first_batch_from_others():
 
 def test_readers_of_own_elements_continue_where_they_were(tmp_path):
     with job_of_one():
-        own = ops.own_elements(Dataset.from_tensor_slices((list(range(11)), [f"{i}" for i in range(11)])), 4, False, 1,
-                               (1, 3))
+        own = ops.own_elements(Dataset.from_tensor_slices((list(range(11)), [f"{i}" for i in range(11)])),
+                               Dataset.from_tensors(np.array([1, 3])).repeat(), 4, False, 1)
         expected = [(int(number), text.numpy()) for _, number, text in own]
         assert [number for number, _ in expected] == [1, 2, 3, 5, 6, 7, 9, 10]
         for position in range(len(expected)):

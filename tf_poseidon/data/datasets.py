@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.data import array_rows
+from tf_poseidon.data import changing_shares
 from tf_poseidon.data import fingerprints
 from tf_poseidon.data import input_report
 from tf_poseidon.data import parts
@@ -73,6 +74,8 @@ class OwnRows(tf.experimental.ExtensionType):
 
 # Batch sizes declared by the creator of a dataset; see `batch_size`.
 batch_sizes: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
+# How ranks share the batches of datasets whose rows they make themselves, where that may change while these are read.
+_changing: weakref.WeakKeyDictionary[tf.data.Dataset, changing_shares.ChangingShares] = weakref.WeakKeyDictionary()
 # Datasets of (tag, batch), as `row_selection.Selected` has them, by what tells them of which ranks they make the rows.
 row_sources: weakref.WeakKeyDictionary[tf.data.Dataset, Callable[[row_selection.Ranks], None]] = (
     weakref.WeakKeyDictionary())
@@ -92,6 +95,11 @@ def values(structure: Any) -> Any:
 def has_own_rows(dataset: tf.data.Dataset) -> bool:
     """Whether the elements of a dataset have `OwnRows`."""
     return any(isinstance(spec, OwnRows.Spec) for spec in tf.nest.flatten(dataset.element_spec))
+
+
+def changing(dataset: tf.data.Dataset | None) -> changing_shares.ChangingShares | None:
+    """Returns how ranks share the batches of a dataset of `OwnRows` that follows changes; None for any other one."""
+    return None if dataset is None else _changing.get(dataset)
 
 
 def specs(structure: Any) -> Any:
@@ -197,7 +205,8 @@ def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
     if selected is None or difference:
         return None
 
-    has_all = selected.batch_size > 0 and parts.contributors(selected.batch_size, ranks.shares) == ranks.size
+    is_static = selected.batch_size > 0 and not selected.follows_changes
+    has_all = is_static and parts.contributors(selected.batch_size, ranks.shares) == ranks.size
 
     @tf.autograph.experimental.do_not_convert
     def as_own_rows(index: tf.Tensor, tagged: tuple[tf.Tensor, Any]) -> Any:
@@ -212,6 +221,8 @@ def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
 
     own = ops.timed(selected.dataset.enumerate().map(as_own_rows).prefetch(tf.data.AUTOTUNE))
     batch_sizes[own] = selected.batch_size
+    if selected.follows_changes and ranks.changing is not None:
+        _changing[own] = ranks.changing
     return own
 
 

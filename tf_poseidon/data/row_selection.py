@@ -32,6 +32,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.data import changing_shares
 from tf_poseidon.data import element_functions
 from tf_poseidon.data import input_report
 from tf_poseidon.data import parts
@@ -41,6 +42,8 @@ from tf_poseidon.graph_passes.partition.states import GATHERED
 _MOST_COPIED = 1 << 28
 PART, _TAG = 3, 4  # numbers of a part, which a tag begins with, and of that
 _BATCHES = ("batch", "padded_batch")
+# What is done with batches so that one that all ranks have made belongs to the same step of all.
+_MAKE_ALL = frozenset((*_BATCHES, "map", "prefetch", "repeat", "shuffle"))
 _MOVES = frozenset(("repeat", "shard", "shuffle", "skip", "take"))
 
 
@@ -55,6 +58,7 @@ class Ranks:
         is_independent: Whether maps that draw random numbers, or call Python, are done for a rank's rows alone.
         by_rows: Returns what runs a function of batches for a rank's rows, given its part and these; or why nothing
             does. Takes the function and the number of ranks.
+        changing: How they share batches where that may change; begins with `shares`.
     """
 
     rank: int
@@ -63,11 +67,17 @@ class Ranks:
     is_independent: bool = False
     by_rows: Callable[[Any, int], Callable[..., Sequence[tf.Tensor]] | str] = (
         lambda function, size: "its function takes batches, and may need all rows; map it in front of batch")
+    changing: changing_shares.ChangingShares | None = None
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.shares)
+
+    def of_batches(self, follows_changes: bool) -> tf.data.Dataset:
+        """Returns a dataset of shares, [P] int64, one of each batch."""
+        return self.changing.of_batches() if follows_changes and self.changing else (
+            tf.data.Dataset.from_tensors(tf.constant(self.shares, tf.int64)).repeat())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +88,12 @@ class Selected:
         dataset: Its elements are (tag, batch): int64s, and this rank's rows of a batch. A tag is a part, as
             `OwnRows.part`, and numbers that depend on what the batch was made of if it was the first one, else zeros.
         batch_size: Rows of every global batch except possibly the last; -1 if unknown.
+        follows_changes: Whether it follows the `changing` shares of ranks.
     """
 
     dataset: tf.data.Dataset
     batch_size: int
+    follows_changes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +184,7 @@ def select(dataset: tf.data.Dataset, ranks: Ranks) -> tuple[Selected | None, inp
     elif batches is not None and (text := refused_types(dataset)):
         obstacles[id(dataset)] = text
     elif batches is not None and any(tf_compat.transformation(each)[0] == "map" for each in batches.done):
-        return (Selected(_structured(batches.rows(), dataset), batches.batch_size),
+        return (Selected(_structured(batches.rows(), dataset), batches.batch_size, selection.follows_changes),
                 _report(ordered, obstacles, batches.done, batches.batch_size))
     return None, _report(ordered, obstacles, (), None)
 
@@ -224,12 +236,15 @@ class _Selection:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self.follows_changes = ranks.changing is not None
 
     def describe(self, dataset: tf.data.Dataset, reads: Sequence[_Views]) -> _Views:
         """Returns the views of a dataset, given those of the ones that it reads."""
         method, how = tf_compat.transformation(dataset)
         if method == "options":  # of the graph: they are given to the result
             return reads[0]
+        if method == "cache":
+            self.follows_changes = False
         rule = getattr(self, f"_{method}", self._moved if method in _MOVES else _without_rule)
         of_elements = [read.elements for read in reads]
         of_batches = [read.batches for read in reads if read.batches is not None]
@@ -249,6 +264,8 @@ class _Selection:
         assert isinstance(elements, _Elements)
         if isinstance(found, str):
             obstacles = {id(dataset): found}
+        elif isinstance(found, _Batches) and method not in _MAKE_ALL:
+            self.follows_changes = False
         return _Views(elements, found if isinstance(found, _Batches) else None, obstacles or (
             elements.obstacles if found is None else {}))
 
@@ -346,7 +363,7 @@ class _Selection:
     def _batch(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Elements) -> _Batches | str:
         is_static = self._is_static(how)
 
-        def batched(rows: tf.data.Dataset, count: int) -> tf.data.Dataset:
+        def batched(rows: tf.data.Dataset, count: int | tf.Tensor) -> tf.data.Dataset:
             return rows.batch(count, is_static, num_parallel_calls=how.get("num_parallel_calls"),
                               deterministic=True if "num_parallel_calls" in how else None)
 
@@ -361,7 +378,7 @@ class _Selection:
         values = [tf.convert_to_tensor(value, spec.dtype) for value, spec in zip(
             tf.nest.flatten(how["padding_values"]), tf.nest.flatten(dataset.element_spec), strict=True)]
 
-        def batched(rows: tf.data.Dataset, count: int) -> tf.data.Dataset:
+        def batched(rows: tf.data.Dataset, count: int | tf.Tensor) -> tf.data.Dataset:
             return rows.padded_batch(count, ([_TAG], *shapes), (tf.constant(0, tf.int64), *values), is_static)
 
         return self._batched(dataset, how, stream, batched)
@@ -369,10 +386,11 @@ class _Selection:
     def _is_static(self, how: Mapping[str, Any]) -> bool:
         """Whether shapes say how many rows a rank has: all ranks have as many, or their graphs would differ."""
         ranks = self._ranks
-        return how["drop_remainder"] and len(set(ranks.shares)) == 1 and how["batch_size"] % ranks.size == 0
+        are_equal = ranks.changing is None and len(set(ranks.shares)) == 1
+        return how["drop_remainder"] and are_equal and how["batch_size"] % ranks.size == 0
 
     def _batched(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Elements,
-                 batched: Callable[[tf.data.Dataset, int], tf.data.Dataset]) -> _Batches | str:
+                 batched: Callable[[tf.data.Dataset, int | tf.Tensor], tf.data.Dataset]) -> _Batches | str:
         """Returns the batches that `batched` makes of chosen elements."""
         if any(not isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
             return "its batches are not dense tensors; make them dense in front of it"
@@ -380,10 +398,15 @@ class _Selection:
         _, count = parts.of_rank(batch_size, self._ranks.rank, self._ranks.shares)
 
         def rows() -> tf.data.Dataset:
-            chosen = ops.own_elements(stream.base(), batch_size, drops, self._ranks.rank, self._ranks.shares)
+            ranks, follows_changes = self._ranks, self.follows_changes
+            chosen = ops.own_elements(stream.base(), ranks.of_batches(follows_changes), batch_size, drops, ranks.rank)
             for later in stream.later:
                 chosen = self._done(chosen, later, f"{batch_size}{'full' if drops else ''}")
-            return batched(chosen, max(1, count)).map(_unconverted(lambda tags, *tensors: (tags[0], *tensors)))
+            batches = batched(chosen, max(1, count)) if not follows_changes else chosen.group_by_window(
+                _unconverted(lambda tag, *_: tf.maximum(tag[2], 1)),  # rows come batch by batch, so no group mixes them
+                _unconverted(lambda rows, group: batched(group, rows)),
+                window_size_func=_unconverted(lambda rows: rows))
+            return batches.map(_unconverted(lambda tags, *tensors: (tags[0], *tensors)))
 
         return _Batches(rows, batch_size, (*(later.dataset for later in stream.later), dataset))
 

@@ -268,8 +268,8 @@ def timed(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return tf_compat.same_elements(dataset, library.load()[0].poseidon_timed_dataset).with_options(options)
 
 
-def own_elements(dataset: tf.data.Dataset, batch_size: int, drop_remainder: bool, rank: int,
-                 shares: Sequence[int]) -> tf.data.Dataset:
+def own_elements(dataset: tf.data.Dataset, shares: tf.data.Dataset, batch_size: int, drop_remainder: bool,
+                 rank: int) -> tf.data.Dataset:
     """Returns a dataset of (tag, *tensors): a rank's elements of each batch.
 
     A tag is [4] int64: how many elements the batch has; the first of this rank's, and how many it has, 0 if the first
@@ -277,16 +277,17 @@ def own_elements(dataset: tf.data.Dataset, batch_size: int, drop_remainder: bool
 
     Args:
         dataset: The elements, as tuples of tensors.
+        shares: From it one element is read when a batch was: [P] int64, by rank, how many elements of the batch it has
+            in proportion to others.
         batch_size: How many successive ones are a batch.
         drop_remainder: Whether elements at the end that make no full batch are left out.
         rank: The rank.
-        shares: By rank, how many elements of a batch it has in proportion to others.
     """
     specs = (tf.TensorSpec([4], tf.int64), *dataset.element_spec)
     return tf.data.experimental.from_variant(library.load()[0].poseidon_own_elements_dataset(
-        input_dataset=tf.data.experimental.to_variant(dataset), batch_size=batch_size, drop_remainder=drop_remainder,
-        rank=rank, shares=shares, output_types=[spec.dtype for spec in specs],
-        output_shapes=[spec.shape for spec in specs]), specs)
+        input_dataset=tf.data.experimental.to_variant(dataset), shares=tf.data.experimental.to_variant(shares),
+        batch_size=batch_size, drop_remainder=drop_remainder, rank=rank, ranks=shares.element_spec.shape[0],
+        output_types=[spec.dtype for spec in specs], output_shapes=[spec.shape for spec in specs]), specs)
 
 
 def abort_unless(condition: tf.Tensor, reason: tf.Tensor | str) -> None:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.data import changing_shares
 from tf_poseidon.data import datasets
 from tf_poseidon.data import input_report
 from tf_poseidon.data import row_selection
@@ -26,6 +27,8 @@ from tf_poseidon.one_process import context
 from tf_poseidon.ops import sites
 from tf_poseidon.options import TrainingOptions
 from tf_poseidon.strategy import row_maps
+
+_OF_FIT = " of fit"
 
 
 class _ReplicaContext(tf.distribute.ReplicaContext):
@@ -262,7 +265,8 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
     def with_present_shares(self, distributed: tf.data.Dataset) -> tf.data.Dataset:
         """Returns a dataset whose rows ranks share as they do now, in place of one that was distributed before."""
         dataset, shares = self._shared.get(distributed, (None, ()))
-        return distributed if dataset is None or shares == self.row_shares else (
+        is_present = dataset is None or shares == self.row_shares or datasets.changing(distributed) is not None
+        return distributed if is_present else (
             self._experimental_distribute_dataset(dataset, None))
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
@@ -289,8 +293,11 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
     def _next_ranks(self) -> row_selection.Ranks:
         """Returns the ranks that divide the batches of the next dataset."""
         self._num_datasets += 1
-        return row_selection.Ranks(self.rank, self.row_shares, f"dataset {self._num_datasets - 1}{self._method}",
-                                   self._is_independent, row_maps.by_rows)
+        number, shares = self._num_datasets - 1, self.row_shares
+        may_change = self._ranks.row_shares.is_balanced and (number, self._method) == (0, _OF_FIT)  # training data
+        return row_selection.Ranks(
+            self.rank, shares, f"dataset {number}{self._method}", self._is_independent, row_maps.by_rows,
+            changing_shares.ChangingShares(shares) if may_change else None)
 
     def explain_input(self, dataset: tf.data.Dataset) -> input_report.InputReport:
         """Returns what of a dataset each rank runs for its own rows."""

@@ -8,9 +8,12 @@ from typing import Any
 import weakref
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_poseidon.compat import keras as keras_compat
+from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.data import changing_shares
 from tf_poseidon.data import datasets
 from tf_poseidon.data import parts
 from tf_poseidon.job.joined_job import Job
@@ -38,27 +41,31 @@ def before_training(model: keras.Model) -> None:
 
 
 def after_window(model: keras.Model, batches: Any) -> None:
-    """Gives ranks other shares within an epoch, if each makes whole batches: it may take other rows of the next one.
-
-    Own rows are made ahead, by each rank as far as it comes: their shares change with the iterator.
-    """
+    """Gives ranks other shares within an epoch, if they take their rows of whole batches, or rows follow changes."""
     job = _balanced_job(model)
-    if job is not None and len(watch.of(job).history.windows) >= _LEAST_WINDOWS and not _has_own_rows(batches):
-        _decide(job, "the next step on")
+    if job is None or len(watch.of(job).history.windows) < _LEAST_WINDOWS:
+        return
+    has_own_rows = isinstance(batches, tf.data.Iterator) and datasets.has_own_rows(batches)
+    changing = datasets.changing(tf_compat.dataset_of(batches))
+    if changing is not None or not has_own_rows:
+        _decide(job, "the next batches on", changing)
 
 
 def after_epoch(model: keras.Model) -> None:
-    """Gives ranks other shares, unless one iterator reads rows that ranks make themselves in all epochs."""
+    """Gives ranks other shares, unless one iterator reads rows in all epochs that do not follow changes."""
     job, iterator = _balanced_job(model), resuming.iterator()
     if job is None:
         return
-    if iterator is None or iterator.steps_per_epoch is None or not datasets.has_own_rows(
-            keras_compat.distributed_dataset(iterator)):
-        _decide(job, "the next epoch on")
+    dataset = None if iterator is None else keras_compat.distributed_dataset(iterator)
+    changing = datasets.changing(dataset)
+    keeps_shares = dataset is not None and changing is None and datasets.has_own_rows(dataset)
+    if not keeps_shares or iterator.steps_per_epoch is None:
+        _decide(job, "the next epoch on", changing)
     elif job.rank == 0 and job not in _told:
         _told.add(job)
         _log.warning("rows='balanced', but ranks keep their shares %s: with steps_per_epoch, one iterator makes their "
-                     "rows ahead in all epochs; leave steps_per_epoch out, and repeat() out of the dataset.",
+                     "rows ahead in all epochs, and cannot change them (docs/semantics.md, 'Shares of a batch'); leave "
+                     "steps_per_epoch out, and repeat() out of the dataset.",
                      job.row_shares.current)
 
 
@@ -70,11 +77,7 @@ def _balanced_job(model: keras.Model) -> Job | None:
     return job if job.row_shares.is_balanced else None
 
 
-def _has_own_rows(batches: Any) -> bool:
-    return isinstance(batches, tf.data.Iterator) and datasets.has_own_rows(batches)
-
-
-def _decide(job: Job, begin: str) -> None:
+def _decide(job: Job, begin: str, changing: changing_shares.ChangingShares | None) -> None:
     """Gives ranks other shares, if these promise faster steps.
 
     All ranks have measured the same, and decide alike.
@@ -82,6 +85,7 @@ def _decide(job: Job, begin: str) -> None:
     Args:
         job: The job.
         begin: From when on they have them.
+        changing: How they share the batches of training data, if that may change while these are read.
     """
     row_shares, watched = job.row_shares, watch.of(job)
     # Where batches have no usual size, as if there were no remainders.
@@ -92,6 +96,8 @@ def _decide(job: Job, begin: str) -> None:
     if shares is None:
         return
     row_shares.set(shares)
+    if changing is not None:
+        changing.change(shares, lambda number: _largest(job, number))
     watched.forget_windows()
     if job.rank == 0:
         shown = row_shares.usual_rows or 100
@@ -99,3 +105,10 @@ def _decide(job: Job, begin: str) -> None:
                   "Steps were no shorter with the ranks' last shares of a batch")
         _log.warning("%s; from %s they have %s of every %s rows.", reason, begin,
                      ", ".join(map(str, parts.counts_of(shown, shares))), shown)
+
+
+def _largest(job: Job, number: int) -> int:
+    """Returns the largest of the ranks' numbers."""
+    numbers = np.zeros(job.size, np.int64)
+    numbers[job.rank] = number
+    return int(job.communicator.sum("row_shares/batch", numbers).max())
