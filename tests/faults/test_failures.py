@@ -75,6 +75,7 @@ REFUSALS = {
     "scatter_in_step": "was changed by scatter_add inside strategy.run, where ranks may change different rows",
     "read_without_aggregation": "has synchronization=ON_READ and no aggregation, and was read outside strategy.run",
     "distribute_own_value": "has another value on each rank since strategy.run has used it",
+    "distribute_other_rows": "are batches that ranks divide in different ways, but its inputs have the same rows",
     "from_function": "distribute_datasets_from_function has elements with the part",
     "synchronize_outside_run": "strategy.synchronize was called outside strategy.run",
     "float8": "is overwritten with its gradient, as in layers that compute in float8",

@@ -165,6 +165,11 @@ def refuse():
         strategy.run(lambda: mean.assign(2.0))
         poseidon.distribute(lambda x: x + mean)(tf.ones([4]))
 
+    def distribute_other_rows():
+        first, second = (next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(rows).batch(rows))))
+                         for rows in (2, 3))
+        poseidon.distribute(lambda x, y: (x, y))(first, second)
+
     def from_function():
         strategy.distribute_datasets_from_function(lambda context: tf.data.Dataset.range(3))
 
@@ -255,7 +260,8 @@ def refuse():
     for case in (outside, layer_outside, optimizer_outside, jit, own_train_function, eager_after_graph,
                  apply_outside_run, scalars, files,
                  gather, reduce_bytes, gather_slices, gather_axis, scatter_in_step,
-                 read_without_aggregation, distribute_own_value, from_function, synchronize_outside_run, float8,
+                 read_without_aggregation, distribute_own_value, distribute_other_rows, from_function,
+                 synchronize_outside_run, float8,
                  other_options, on_batch_outside, function_in_eager_run,
                  apply_in_condition, unequal_parts, server_out_of_range, no_rank_on_a_node,
                  no_kv_pair, no_time, no_steps, no_policy, other_policy,

@@ -208,13 +208,15 @@ def one_rank_without_the_pass(strategy):
 
 @program
 def eagerly(strategy):
-    """Functions that run eagerly are given whole batches."""
+    """Functions that run eagerly are given whole batches, also where each rank has its rows alone."""
     w = _weights()
     step = poseidon.distribute(tf.function(lambda x, y: _step(w, x, y)))
     x, y = _batch(7)
-    want = _gradient(w.numpy(), x, y)
+    own, = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors((x, y)))
     tf.config.run_functions_eagerly(True)
-    np.testing.assert_allclose(step(x, y), want, rtol=1e-12)
+    for batch in ((x, y), own):
+        want = _gradient(w.numpy(), x, y)
+        np.testing.assert_allclose(step(*batch), want, rtol=1e-12)
     tf.config.run_functions_eagerly(False)
 
 

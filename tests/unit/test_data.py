@@ -18,6 +18,7 @@ from tf_poseidon.data import row_selection
 from tf_poseidon.errors import GraphError
 from tf_poseidon.job import row_shares
 from tf_poseidon.job.communicator import join_loopback
+from tf_poseidon.loops import step as step_lib
 from tf_poseidon.one_process import calls
 
 
@@ -209,6 +210,41 @@ def test_data_of_workers_in_any_order_are_refused(build, job_name, read):
     dataset = build(service.distribute(service.ShardingPolicy.DYNAMIC, dispatcher.target, job_name))
     with pytest.raises(GraphError, match=r"reads tf\.data\.service, .*: leave distribute"):
         read(dataset, row_selection.Ranks(0, (1, 1), "data"), None)
+
+
+def _divided(rows, size=2, rank=1):
+    """Returns a rank's rows of a batch."""
+    return split(tf.data.Dataset.range(rows).batch(rows), size)[rank][0]
+
+
+MEAN = tf.Variable(1.0)
+
+
+def _averaged(*batches):
+    """The end of a step of two ranks that has changed a moving average."""
+    taken = step_lib.Step(step_lib.Share.of(batches, 2))
+    taken.note_state("mean", MEAN)
+    taken.average_state()
+
+
+@pytest.mark.parametrize("step, rows, text", [
+    (lambda *batches: step_lib.Share.of(batches, 2), (8, 1), "got rows of one batch and none of another"),
+    (lambda *batches: step_lib.Share.of(batches, 2), (1, 8), "got rows of one batch and none of another"),
+    (_averaged, (8, 5), "by one of which .*mean.* must be averaged"),
+    (_averaged, (8, 4), ""), (_averaged, (1, 1), ""),
+    (lambda *batches: step_lib.Share.of(batches, 2), (7, 5), "")])
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_batches_of_a_step_are_divided_alike_as_far_as_it_depends_on_that(step, rows, text, is_traced):
+    batches = [_divided(number) for number in rows]
+
+    def taken(*batches):
+        step(*batches)
+        return tf.constant(0)
+
+    run = tf.function(taken, autograph=False) if is_traced else taken
+    error = tf.errors.InvalidArgumentError if is_traced else GraphError
+    with job_of_one(), pytest.raises(error, match=text) if text else contextlib.nullcontext():
+        run(*batches)
 
 
 PARTS = {"x": np.ones((3, 2)), "y": None}

@@ -4,6 +4,7 @@ Tests: tests/unit/test_data.py, tests/training/test_training.py.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 import functools
 import logging
@@ -81,9 +82,32 @@ row_sources: weakref.WeakKeyDictionary[tf.data.Dataset, Callable[[row_selection.
     weakref.WeakKeyDictionary())
 
 
-def first_rows(structure: Any) -> OwnRows | None:
-    """Returns the first `OwnRows` in a nested structure, or None."""
-    return next((leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, OwnRows)), None)
+def all_rows(structure: Any) -> list[OwnRows]:
+    """Returns the `OwnRows` in a nested structure."""
+    return [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, OwnRows)]
+
+
+def check_divided_alike(batches: Sequence[OwnRows], numbers: Callable[[tf.Tensor], tf.Tensor], text: str) -> None:
+    """Refuses batches that ranks divide in different ways, when it is called or its function runs.
+
+    Args:
+        batches: Batches of one step.
+        numbers: Returns what must be the same for all batches, given their parts, [N, 3] int64.
+        text: What is said, a sentence.
+
+    Raises:
+        GraphError: If it differs.
+    """
+    parts_of_all = list({id(batch.part): batch.part for batch in batches}.values())
+    if len(parts_of_all) < 2:
+        return
+    stacked = tf.stack(parts_of_all)
+    compared = numbers(stacked)
+    if not tf.executing_eagerly():
+        tf.debugging.assert_equal(compared, compared[:1], text)
+    elif (compared.numpy() != compared.numpy()[:1]).any():
+        rows = " and ".join(dict.fromkeys(f"{count} of {total} rows" for total, _, count in stacked.numpy()))
+        raise GraphError(f"{text} This rank has {rows}.")
 
 
 def values(structure: Any) -> Any:

@@ -8,6 +8,7 @@ Tests: tests/training/test_training.py, tests/faults/test_failures.py.
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import contextvars
 import dataclasses
@@ -47,7 +48,8 @@ class Share:
             without rows computes a padding row, whose results must be discarded.
         static_rows: Rows that this rank's tensors are known to have, None if unknown.
         usual_rows: Rows of this rank in a full batch, rounded up, for which gradients are planned; None if unknown.
-        is_given: Whether the step was given rows; else all ranks are assumed to have equally many.
+        batches: The batches that the step was given; without any, all ranks are assumed to have equally many rows. The
+            other attributes are those of the first one.
     """
 
     count: tf.Tensor
@@ -56,15 +58,25 @@ class Share:
     contributes: tf.Tensor | bool
     static_rows: int | None
     usual_rows: int | None
-    is_given: bool
+    batches: tuple[datasets.OwnRows, ...]
 
     @classmethod
-    def of(cls, rows: datasets.OwnRows | None, size: int) -> "Share":
-        """Returns the share of a step on `datasets.OwnRows`, None for a step without rows, in a job of `size` ranks."""
-        if rows is None:
-            return cls(tf.constant(1), tf.constant(size), tf.constant(size), True, None, None, False)
+    def of(cls, batches: Sequence[datasets.OwnRows], size: int) -> "Share":
+        """Returns the share of a step on batches in a job of `size` ranks.
+
+        Raises:
+            GraphError: If this rank has rows of one batch, and none of another.
+        """
+        if not batches:
+            return cls(tf.constant(1), tf.constant(size), tf.constant(size), True, None, None, ())
+        if not all(batch.never_empty for batch in batches):
+            datasets.check_divided_alike(batches, lambda parts: parts[:, 2] > 0, (
+                "A step of strategy.run got rows of one batch and none of another, so its results can neither count "
+                "nor be left out; zip the datasets in front of batch, or give all of them batch sizes of at least the "
+                "number of ranks, with drop_remainder=True."))
+        rows = batches[0]
         return cls(rows.count, rows.total, rows.contributors, True if rows.never_empty else rows.count > 0,
-                   rows.shape[0], -(-rows.usual_total // size) if rows.usual_total > 0 else None, True)
+                   rows.shape[0], -(-rows.usual_total // size) if rows.usual_total > 0 else None, tuple(batches))
 
 
 class Step:
@@ -199,7 +211,17 @@ class Step:
 
         This keeps moving statistics equal on all ranks: (sum of K_r v_r) / K. It is computed in
         float64, so that single-precision values that are equal on all ranks do not change.
+
+        Raises:
+            GraphError: If the step's batches have several K_r / K.
         """
+        if self._state:
+            path, _ = next(iter(self._state.values()))
+            datasets.check_divided_alike(self.share.batches, lambda parts: (
+                parts[:, 2] * parts[0, 0] - parts[0, 2] * parts[:, 0]), (
+                    f"A step of strategy.run got batches that ranks divide in different proportions, by one of which "
+                    f"'{path}' must be averaged; give it batches with as many rows, or with multiples of the number "
+                    "of ranks and drop_remainder=True."))
         for path, variable in self._state.values():
             weighted = tf.cast(variable, tf.float64) * tf.cast(self.share.count, tf.float64)
             total = ops.all_reduce(weighted, self.site(f"state/{path}"), self.share.contributes,
@@ -210,7 +232,7 @@ class Step:
 
     def _check_graph(self) -> None:
         """Refuses to build this step's number of rows into a function that outlives it."""
-        if self.share.is_given and self._graph is None and not tf.executing_eagerly():
+        if self.share.batches and self._graph is None and not tf.executing_eagerly():
             raise GraphError(
                 "A tf.function was called inside a strategy.run that runs eagerly; it would keep "
                 "this batch's number of rows for all later batches. Decorate the function that calls "

@@ -12,6 +12,7 @@ import weakref
 import tensorflow as tf
 
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.data import datasets
 from tf_poseidon.data import fingerprints
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.partition import report
@@ -101,7 +102,10 @@ class _Distributed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         strategy = self._strategy()
-        if strategy.num_replicas_in_sync == 1 or tf.config.functions_run_eagerly():
+        if strategy.num_replicas_in_sync == 1:
+            return self._function(*args, **kwargs)
+        if tf.config.functions_run_eagerly():
+            args, kwargs = calls.joined((args, kwargs))
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
             return self._run(strategy, args, kwargs)
@@ -118,6 +122,10 @@ class _Distributed:
     def _run(self, strategy: PoseidonStrategy, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs the function of the job."""
         call = calls.Call(self._python, self._inputs, args, kwargs)
+        if call.has_own_rows:
+            datasets.check_divided_alike(datasets.all_rows((args, kwargs)), lambda parts: parts, (
+                f"The arguments of '{call.name}' are batches that ranks divide in different ways, but its inputs have "
+                "the same rows; zip the datasets in front of batch, or give it whole tensors."))
         self._check_inputs(call, strategy)
         if call.key not in self._job_functions:
             if all(dimension is None for dimension in call.dimensions):

@@ -148,7 +148,7 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
         """Runs a function on this rank's rows."""
         strategy, job = self._container_strategy(), self._ranks
         job.new_variables.broadcast()
-        share = step_lib.Share.of(datasets.first_rows((args, kwargs)), self.size)
+        share = step_lib.Share.of(datasets.all_rows((args, kwargs)), self.size)
         step = step_lib.Step(share, job.verifier, job.wire_dtype)
         args, kwargs = datasets.values((args, kwargs))
         with tf.device(self.worker_devices[0]), _ReplicaContext(strategy, self.rank), step.active():
