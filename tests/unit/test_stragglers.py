@@ -1,11 +1,17 @@
 """Which rank is a straggler, and why, for tables of windows: what is measured is given, so nothing depends on speed."""
 
 import dataclasses
+import gc
 import random
+from unittest import mock
+import weakref
 
 import pytest
 
+from tf_poseidon.job import row_shares
+from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.stragglers import judgement
+from tf_poseidon.stragglers import watch
 from tf_poseidon.stragglers.judgement import ARITHMETIC
 from tf_poseidon.stragglers.judgement import INPUT
 from tf_poseidon.stragglers.judgement import LINK
@@ -140,3 +146,16 @@ def test_warnings_say_what_to_do(given, says):
     text = dataclasses.replace(straggler, since_step=412).sentence("b")
     assert text.startswith("Rank 2 (host b) costs the others 47 % of each step since step 412 (")
     assert says in text and text.count(". ") == 0 and "\n" not in text
+
+
+def test_what_is_kept_by_communicator_is_freed_with_it():
+    communicator, = join_loopback(1)
+    row_shares.of(communicator, None, is_balanced=False)
+    job = mock.Mock(communicator=communicator, size=1)
+    watch.of(job).after(1)
+    communicator.goodbye()
+    communicator.leave()
+    found = weakref.ref(communicator)
+    del communicator, job
+    gc.collect()
+    assert found() is None

@@ -3,7 +3,7 @@
 A step costs a rank a look at the clock. At the end of a window, which all ranks end after the same step, they exchange
 a few numbers, and wait for these: a program may end after any step.
 
-Tests: tests/training/test_slow_ranks.py.
+Tests: tests/unit/test_stragglers.py, tests/training/test_slow_ranks.py.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def of(job: Job) -> "Watch":
     watch = _watches.get(job.communicator)
     if watch is None:
         watch = _watches[job.communicator] = Watch(job)
-    watch.job = job
+    watch.job = weakref.proxy(job)
     return watch
 
 
@@ -46,18 +46,18 @@ class Watch:
     """This rank's watch over the speed of all; all ranks call its methods after the same steps.
 
     Attributes:
-        job: The job; of several strategies, that of the one whose steps are made.
+        job: A proxy of the job; of several strategies, that of the one whose steps are made.
         history: What was judged, the same on all ranks.
         hosts: The names of the stragglers' hosts, by rank.
         late_seconds: By rank, how much later than the median rank's its parts came, in each step the latest.
     """
 
     def __init__(self, job: Job) -> None:
-        self.job = job
+        self.job: Job = weakref.proxy(job)
         self.history = judgement.History()
         self.hosts: dict[int, str] = {}
         self.late_seconds = dict.fromkeys(range(job.size), 0.0)
-        self._communicator = job.communicator
+        self._communicator = weakref.proxy(job.communicator)  # by which `of` finds this
         self._steps, self._interval = 0, _LEAST_STEPS
         # What `_measure` has returned at the beginning, None before the first step of a loop; and differences to it.
         self._begun: np.ndarray | None = None
