@@ -12,7 +12,9 @@ decoded the images that it should. Parts that are not measured keep what the fil
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -30,7 +32,9 @@ from evaluation import modules
 from evaluation import output
 from evaluation import timing
 from evaluation.clusters import processor_parts
+from tf_poseidon import ops
 from tf_poseidon.data import parts as parts_lib
+from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.stragglers import balancing
 from tf_poseidon.stragglers import judgement
 
@@ -40,6 +44,7 @@ INPUT_BATCHES = 256, 512
 # Rows of a batch, by how many times slower the last rank is: ideal shares need no rounding, nor do equal ones.
 BATCHES = {2: 112, 4: 104}
 ROW_MS = 6.0
+TURNS = 50  # of watching ranks and not
 BOUNDS = {"rtol": 2e-4, "atol": 2e-5}  # those of tests/training/test_own_rows.py
 _TIMEOUT_S = 600
 
@@ -55,6 +60,7 @@ class Job:
         row_ms: How long the others need for a row.
         has_images: Whether it decodes images, and has no accelerators.
         own_rows: Whether each rank may decode its own rows only.
+        is_watched_in_turns: Whether two of four epochs do without what is done because ranks may be unequal.
         epochs, steps, batch: Of what is measured: epochs, their steps, rows of a global batch.
         part: Of a processor, for each rank.
     """
@@ -65,6 +71,7 @@ class Job:
     row_ms: float = 0
     has_images: bool = False
     own_rows: bool = True
+    is_watched_in_turns: bool = False
     epochs: int = 4
     steps: int = 20
     batch: int = 256
@@ -234,34 +241,73 @@ def _warnings(measured: Measured) -> list[list[Any]]:
 
 
 def measure_cost(rounds: int) -> dict[str, Any]:
-    """Measures steps of equal ranks, with shares that are balanced and without."""
-    common = {"epochs": 6, "steps": 60, "batch": 64, "row_ms": 1}
-    jobs = {"equal": Job(**common), "balanced": Job(rows="balanced", **common)}
-    found = in_turns(jobs, rounds, "cost", alone=Job(ranks=1, epochs=2, steps=60, batch=64))
-    seconds = {name: [measured.steps(jobs[name]) for measured in found[name]] for name in jobs}
-    processor = {name: [sum((measured.steps(jobs[name], "processor_seconds", rank) for rank in range(RANKS)), [])
-                        for measured in found[name]] for name in jobs}
-    results = {name: {
-        "ms": _summary([1e3 * each for times in seconds[name] for each in times]),
-        "processor_ms": _summary([1e3 * each for times in processor[name] for each in times]),
-        "to_equal": _summary(_ratios(seconds[name], seconds["equal"])),
-        "processor_to_equal": _summary(_ratios(processor[name], processor["equal"])),
-        "decisions": [len({tuple(epoch["shares"]) for epoch in measured.ranks[0]["epochs"]}) - 1
-                      for measured in found[name]]} for name in jobs}
-    return results | {"decision_ms": _summary([1e3 * timing.seconds(_decide) for _ in range(100)])}
+    """Measures what equal ranks pay for being watched, and for decisions about shares, in turns within a job."""
+    job = Job(rows="balanced", is_watched_in_turns=True, epochs=4 * (TURNS + 1), steps=20, batch=16, row_ms=4)
+    found = in_turns({"watched": job}, rounds, "cost", alone=Job(ranks=1, epochs=2, steps=job.steps, batch=job.batch))
+    runs = found["watched"]
+
+    def of_turns(name: str) -> tuple[list[float], list[float]]:
+        """Returns milliseconds of a step that is watched, and of one that is not, in each four epochs."""
+        watched, others = [], []
+        for measured in runs:
+            by_rank = [measured.steps(job, name, rank, first=4) for rank in range(RANKS)]
+            times = [1e3 * statistics.mean(each) for each in zip(*by_rank, strict=True)]
+            watched += [(times[i] + times[i + 3]) / 2 for i in range(0, 4 * TURNS, 4)]
+            others += [(times[i + 1] + times[i + 2]) / 2 for i in range(0, 4 * TURNS, 4)]
+        return watched, others
+
+    watched, others = of_turns("seconds")
+    processor, of_others = of_turns("processor_seconds")
+    return {
+        "ms": _summary(watched), "others_ms": _summary(others),
+        "to_others": _interval([a / b for a, b in zip(watched, others)]),
+        "processor_ms": _summary(processor), "others_processor_ms": _summary(of_others),
+        "added_processor_ms": _interval([a - b for a, b in zip(processor, of_others)]),
+        "watching_ms": _summary(of_turns("watching_seconds")[0]),
+        "decisions": [len({tuple(epoch["shares"]) for epoch in measured.ranks[0]["epochs"]}) - 1 for measured in runs],
+        "decision_ms": _summary([1e3 * timing.seconds(_decide) for _ in range(100)]), "timed_us": _timed_us()}
+
+
+def _interval(values: Sequence[float]) -> dict[str, Any]:
+    """Returns Hodges' and Lehmann's estimate of the middle; in place of quartiles, Wilcoxon's 95 % interval around it.
+
+    Both need values that spread alike to both sides, as differences of what takes turns do, but no normal distribution.
+    """
+    count = len(values)
+    means = sorted((a + b) / 2 for a, b in itertools.combinations_with_replacement(values, 2))
+    outside = max(0, round(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24)))
+    return {"median": statistics.median(means), "quartiles": [means[outside], means[-1 - outside]], "samples": count}
+
+
+def _timed_us() -> dict[str, Any]:
+    """Measures microseconds by which a batch is later where the communicator counts waits for it."""
+    import tensorflow as tf  # late: only here
+    batches = 100_000
+    communicator, = join_loopback(1)
+    communicator.use_for_ops()
+    try:
+        data = tf.data.Dataset.from_tensors(0).repeat()
+        systems = {name: lambda each=each: next(iter(each)) for name, each in {
+            "timed": ops.timed(data).skip(batches), "plain": data.skip(batches)}.items()}
+        found = timing.in_turns(systems, range(40))
+    finally:
+        communicator.leave()
+    return _interval([1e6 * (a - b) / batches for a, b in zip(found["timed"], found["plain"])])
 
 
 def _decide() -> None:
     """Decides once, as at the end of an epoch of equal ranks, by as many windows as are kept."""
     windows = [judgement.Window(7 * i, 7, 0, 0.2, (0.05 + 0.0001 * (i % 7),) * RANKS, (0,) * RANKS, (0,) * RANKS)
                for i in range(judgement.KEPT)]
-    assert balancing.balanced(windows, [16] * RANKS, lambda shares: parts_lib.counts_of(16 * RANKS, shares)) is None
+    _, shares = balancing.decide(balancing.Balance(), windows, (1,) * RANKS,
+                                 lambda shares: parts_lib.counts_of(16 * RANKS, shares))
+    assert shares is None
 
 
 def _aim(what: str, found: Mapping[str, Any], limit: float, is_least: bool, digits: int = 2) -> str:
-    """Returns a sentence that says whether an aim was met: not where quartiles are on both sides of it."""
+    """Returns a sentence that says whether an aim was met: not where quartiles, or an interval, are on both sides."""
     are_met = {value >= limit if is_least else value <= limit for value in (found["median"], *found["quartiles"])}
-    verdict = "is open, since runs are on both sides of it" if len(are_met) == 2 else (
+    verdict = "is open, since values are on both sides of it" if len(are_met) == 2 else (
         "is met" if are_met == {True} else "is **not met**")
     aim = f"{'at least' if is_least else 'at most'} {limit:g}"
     return f"* {what}: {timing.text(found, digits)}. The aim, {aim}, {verdict}."
@@ -324,19 +370,19 @@ def _shares_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _cost_lines(found: Mapping[str, Any]) -> list[str]:
-    rows = [(name, timing.text(each["ms"], 1), timing.text(each["to_equal"], 3), timing.text(each["processor_ms"], 2),
-             timing.text(each["processor_to_equal"], 3), str(sum(each["decisions"])))
-            for name, each in ((name, found[name]) for name in ("equal", "balanced"))]
-    balanced = found["balanced"]
-    low, high = balanced["to_equal"]["quartiles"]
-    return ["## Balanced shares where ranks are equal", "", *output.markdown_table((
-        "shares", "step, ms", "to equal", "processor of a rank, ms of a step", "to equal", "decisions"), rows), "",
-        f"* A step with balanced shares to one without: {timing.text(balanced['to_equal'], 3)}, of the processor's "
-        f"time {timing.text(balanced['processor_to_equal'], 3)}.",
-        *([_aim("So", balanced["to_equal"], 1.01, False, 3)] if high - low < 0.01 else [
-            "  The aim, at most 1.01, is open, since runs of the same job differ by more."]),
-        "* Steps are the same with both. Balanced shares add a decision at the end of each epoch, which takes "
-        f"{timing.text(found['decision_ms'], 3)} ms.", ""]
+    return ["## Watching ranks that are equal", "",
+            "In two of each four epochs of a job, the first and the last, ranks are watched, and shares decided at the",
+            "end, after 20 steps. The others do without. Compared is within these four: by Hodges' and Lehmann's",
+            "estimate, with Wilcoxon's 95 % interval. Times in the table are medians (quartiles).", "",
+            *output.markdown_table(("epochs", "step, ms", "processor of a rank, ms of a step"), [
+                ("watched", timing.text(found["ms"]), timing.text(found["processor_ms"])),
+                ("others", timing.text(found["others_ms"]), timing.text(found["others_processor_ms"]))]), "",
+            _aim("A watched step to another", found["to_others"], 1.01, False, 4),
+            f"* The processor's time of a step grows by {timing.text(found['added_processor_ms'], 3)} ms.",
+            f"* Watching takes {timing.text(found['watching_ms'], 3)} ms of a step, with waits for other ranks,",
+            f"  a decision {timing.text(found['decision_ms'], 3)} ms. {sum(found['decisions'])} were for other shares.",
+            "* Counting how long a batch was waited for, which is done in all epochs, takes "
+            f"{timing.text(found['timed_us'])} us.", ""]
 
 
 _PARTS = {"input": (measure_input, _input_lines), "shares": (measure_shares, _shares_lines),
@@ -361,7 +407,7 @@ def main(_):
     path = pathlib.Path(_JSON.value or "")
     results = json.loads(path.read_text()) if path.is_file() else {}
     for name in _MEASURED.value:
-        rounds = _ROUNDS.value or {"input": 3, "shares": 2, "cost": 5}[name]
+        rounds = _ROUNDS.value or {"input": 3, "shares": 2, "cost": 3}[name]
         results[name] = _PARTS[name][0](rounds)
         output.write_json(_JSON.value, results)
     text = report(results)

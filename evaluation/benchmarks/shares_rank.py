@@ -16,40 +16,81 @@ import tensorflow as tf
 
 from evaluation.clusters import processor_parts
 import tf_poseidon as poseidon
+from tf_poseidon.stragglers import balancing
+from tf_poseidon.stragglers import watch
 
 SEEN = 32  # rows and columns that the model sees of an image
 FEATURES, CLASSES = 64, 10
+
+
+class Watching:
+    """What is done because ranks may be unequal: they are watched, and shares decided. It can be left out.
+
+    Attributes:
+        is_on: Whether it is done.
+        seconds: How long it has taken, with waits for other ranks.
+    """
+
+    def __init__(self):
+        self.is_on, self.seconds = True, 0.0
+        watch.Watch.after = self._switched(watch.Watch.after, lambda *_: None)
+        watch.Watch.pause = self._switched(watch.Watch.pause, lambda *_: None)
+        balancing.decide = self._switched(balancing.decide, lambda balance, *_: (balance, None))
+
+    def _switched(self, function, otherwise):
+        def run(*args):
+            if not self.is_on:
+                return otherwise(*args)
+            begin = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                self.seconds += time.perf_counter() - begin
+
+        return run
 
 
 class Epochs(keras.callbacks.Callback):
     """Notes of each epoch: its seconds, those of this process' processor, the shares of rows; and weights after one.
 
     Where batches are read ahead (`reads_ahead`), an epoch begins with the end of the one before: what is made between
-    them would be given to it otherwise.
+    them would be given to it otherwise. Where ranks are watched in some epochs (`watching`), an epoch ends with the
+    beginning of the next: shares are decided between them.
     """
 
-    def __init__(self, strategy, weights_after, reads_ahead):
+    def __init__(self, strategy, weights_after, reads_ahead, watching):
         super().__init__()
         self.noted, self.weights = [], None
-        self._strategy, self._weights_after, self._reads_ahead = strategy, weights_after, reads_ahead
+        self._strategy, self._weights_after = strategy, weights_after
+        self._reads_ahead, self._watching = reads_ahead, watching
 
     def on_epoch_begin(self, epoch, logs=None):
         plan = self._strategy.plan
+        if epoch and self._watching:
+            self._note()
         self.noted.append({"shares": list(plan.row_shares) if plan else []})
+        if self._watching:  # in turns of both orders
+            self._watching.is_on = self.noted[-1]["is_watched"] = epoch % 4 in (0, 3)
         if epoch == 0 or not self._reads_ahead:
             self._begun = self._measured()
 
     def on_epoch_end(self, epoch, logs=None):
-        ended = self._measured()
-        self.noted[-1] |= {name: value - self._begun[name] for name, value in ended.items()}
-        self._begun = ended
+        ended = self._note()
+        if self._reads_ahead:
+            self._begun = ended
         if epoch == self._weights_after:
             self.weights = self.model.get_weights()
+
+    def _note(self):
+        ended = self._measured()
+        self.noted[-1] |= {name: value - self._begun[name] for name, value in ended.items()}
+        return ended
 
     def _measured(self):
         stats = self._strategy.stats()
         return {"seconds": time.perf_counter(), "processor_seconds": time.process_time(),
-                "waiting_seconds": stats["waiting_seconds"], "input_seconds": stats["input_seconds"]}
+                "waiting_seconds": stats["waiting_seconds"], "input_seconds": stats["input_seconds"],
+                "watching_seconds": self._watching.seconds if self._watching else 0.0}
 
 
 def decode(file, label):
@@ -140,7 +181,8 @@ def main(directory):
     logging.getLogger("tf_poseidon").addFilter(note)
     row_seconds = 1e-3 * options["row_ms"] * (options["slower"] if is_last else 1)
     processor_parts.enter(pathlib.Path(options["parts"][strategy.rank]))
-    epochs = Epochs(strategy, options["weights_after"], bool(options["images"]))
+    epochs = Epochs(strategy, options["weights_after"], bool(options["images"]),
+                    Watching() if options["is_watched_in_turns"] else None)
     model.fit(**given, epochs=options["epochs"], verbose=0, callbacks=[epochs])
     report |= {"epochs": epochs.noted, "messages": messages, "stragglers": strategy.stats()["stragglers"]}
     (directory / f"{strategy.rank}.json").write_text(json.dumps(report))
