@@ -399,6 +399,10 @@ LEFT = {
     "load": (lambda: Dataset.load(saved(mapped())).batch(4), ""),
     "elements on a device": (lambda: mapped().apply(
         tf.data.experimental.copy_to_device("/cpu:0")).batch(4), "copy batches"),
+    "batches shuffled on a device": (lambda: mapped().batch(4).apply(
+        tf.data.experimental.copy_to_device("/cpu:0")).shuffle(3, seed=1), "copy behind it"),
+    "mapped elements shuffled on a device": (lambda: Dataset.range(13).apply(
+        tf.data.experimental.copy_to_device("/cpu:0")).map(double).shuffle(3, seed=1).batch(4), "copy behind it"),
     "map_and_batch": (lambda: mapped().apply(tf.data.experimental.map_and_batch(double, 4)), DEPENDS),
     "shuffle_and_repeat": (lambda: mapped().apply(tf.data.experimental.shuffle_and_repeat(4, 2, 1)).batch(4), DEPENDS),
     "concatenated elements": (lambda: mapped().concatenate(mapped()).batch(4), "the elements of one"),

@@ -380,9 +380,10 @@ def flat_specs(dataset: "tf.data.Dataset") -> "list[tuple[tf.TensorShape, tf.DTy
 
 def reads_service(dataset: "tf.data.Dataset") -> bool:
     """Whether a dataset, or one that its functions make, takes its elements from the workers of tf.data.service."""
+    graphs = [function.function.graph for function in dataset._functions()
+              if hasattr(function.function, "graph")]  # those of TensorFlow 1 have none
     return type(dataset) is TABLE[_SERVICE] or any(
-        operation.type.startswith("DataServiceDataset") for graph in graphs_of(dataset)
-        for operation in graph.get_operations())
+        operation.type.startswith("DataServiceDataset") for graph in graphs for operation in graph.get_operations())
 
 
 def begins_with_its_iterator(dataset: "tf.data.Dataset") -> bool:

@@ -308,8 +308,11 @@ class _Selection:
 
     def _moved(self, dataset: tf.data.Dataset, how: Mapping[str, Any], stream: _Stream) -> _Stream | str:
         method = tf_compat.transformation(dataset)[0]
-        if method == "shuffle" and (isinstance(stream, _Batches) or stream.later) and _bytes(dataset) > _MOST_COPIED:
-            return "its data are too large to be copied; shuffle in front of map"
+        if method == "shuffle" and (isinstance(stream, _Batches) or stream.later):
+            if _bytes(dataset) > _MOST_COPIED:
+                return "its data are too large to be copied; shuffle in front of map"
+            if any(tf_compat.transformation(each)[0] == "copy_to_device" for each in in_order(dataset)):
+                return "how it shuffles is not known behind a copy to a device; copy behind it"
 
         def move(rows: tf.data.Dataset) -> tf.data.Dataset:
             if method == "shuffle":
