@@ -123,6 +123,7 @@ class Communicator:
         self._lib = _functions()
         self._handle = handle
         self._in_flight: dict[object, Sequence[np.ndarray]] = {}  # arrays of each exchange that has not succeeded
+        self._awaited: dict[object, Callable[[], Any]] = {}  # by exchange that nobody has waited for, what does
         self._is_recording = False
         self.rank = self._lib.poseidon_rank(handle)
         self.size = self._lib.poseidon_size(handle)
@@ -222,6 +223,7 @@ class Communicator:
         self._in_flight[memory] = arrays
 
         def wait() -> T:
+            self._awaited.pop(memory, None)
             error = ctypes.create_string_buffer(_TEXT_BYTES)
             # Short waits, so that a keyboard interrupt gets through.
             while (state := self._lib.poseidon_wait(handle, 0.1, error)) == 0:
@@ -234,6 +236,7 @@ class Communicator:
             finally:
                 self._lib.poseidon_release(handle)
 
+        self._awaited[memory] = wait
         return wait
 
     def sum(self, name: str, value: npt.ArrayLike, contributes: bool = True) -> np.ndarray:
@@ -279,11 +282,13 @@ class Communicator:
         self._lib.poseidon_abort(self._handle, encoded(shortened(reason, 2 * LONGEST)), seconds)
 
     def goodbye(self) -> None:
-        """Waits until all ranks have reached their end.
+        """Waits until all ranks have reached their end, and for what was begun to be exchanged, as all ranks have done.
 
         Raises:
             JobEndedError: If a rank failed, or did not reach its end within the time limit.
         """
+        for wait in list(self._awaited.values()):
+            wait()
         error = ctypes.create_string_buffer(_TEXT_BYTES)
         if not self._lib.poseidon_goodbye(self._handle, error):
             raise JobEndedError(error.value.decode(errors="replace"))

@@ -1,11 +1,12 @@
 """Measures in windows of steps what ranks wait for, and has them say so to each other; rank 0 warns of stragglers.
 
 A step costs a rank a look at the clock. At the end of a window, which all ranks end after the same step, they exchange
-a few numbers, and wait for these: a program may end after any step.
+a few numbers; while they make the next step, these travel. A program may end before: then its end waits for them.
 
 Tests: tests/unit/test_stragglers.py, tests/training/test_slow_ranks.py.
 """
 
+from collections.abc import Callable
 import dataclasses
 import logging
 import math
@@ -62,6 +63,7 @@ class Watch:
         # What `_measure` has returned at the beginning, None before the first step of a loop; and differences to it.
         self._begun: np.ndarray | None = None
         self._window = np.zeros_like(self._measure())
+        self._sent: tuple[Callable[[], np.ndarray], int, int] | None = None  # with the first step, and their number
 
     def begin(self) -> None:
         """Notes that another loop begins, whose steps may be slower."""
@@ -69,7 +71,8 @@ class Watch:
         self._interval = _LEAST_STEPS
 
     def after(self, steps: int) -> bool:
-        """Notes that steps were made; returns whether a window has ended with them."""
+        """Notes that steps were made; returns whether a window was judged."""
+        is_judged = self._judge()
         self._steps += steps
         if self._begun is None:  # what was done since the last step is no part of one
             self._begun = self._measure()
@@ -78,12 +81,12 @@ class Watch:
             if self._communicator.is_recording:  # a timeline knows more, and shows all exchanges
                 self._window[:] = 0
             else:
-                self._exchange()
-                return True
-        return False
+                self._send()
+        return is_judged
 
     def pause(self) -> None:
         """Notes that something else than steps comes next, such as the end of an epoch."""
+        self._judge()
         if self._begun is not None:
             self._add()
             self._begun = None
@@ -110,39 +113,38 @@ class Watch:
         self._window += now - self._begun
         self._begun = now
 
-    def _exchange(self) -> None:
-        """Has ranks say what they have measured, and judges it, on all of them by the same numbers."""
+    def _send(self) -> None:
+        """Begins to tell all ranks what this one has measured."""
         rank, size = self._communicator.rank, self._communicator.size
         (steps, seconds, waiting, inputs, *late), self._window = self._window, np.zeros_like(self._window)
         plan = self.job.graph_pass.plan
         # Of steps that overlap, the wait of the last one alone is measured; the others wait as long.
         times = 1 if plan is None else plan.steps
+        # By rank: the third and the fourth power of how late its parts came; how long it has waited; and for its input.
         own = np.zeros((4, size))
         own[:2] = np.power(times * np.array(late), [[3], [4]])
         own[2:, rank] = times * waiting, inputs
         common = [seconds / size, time.time() if rank == 0 else 0.0]
-        *sums, mean_seconds, end = self._communicator.sum(_SITE, np.concatenate([own.ravel(), common])).tolist()
-        self._judge(np.reshape(sums, (4, -1)), int(steps), mean_seconds, end)
+        self._sent = (self._communicator.submit(_SITE, np.concatenate([own.ravel(), common])),
+                      self._steps - int(steps) + 1, int(steps))
 
-    def _judge(self, sums: np.ndarray, steps: int, seconds: float, end: float) -> None:
-        """Judges a window.
-
-        Args:
-            sums: Over ranks, of what each has measured: by rank, the third and the fourth power of how late its parts
-                came; how long it has waited; and for its input.
-            steps, seconds, end: As in `judgement.Window`.
-        """
-        cubes, fourths, waiting, inputs = sums
+    def _judge(self) -> bool:
+        """Judges the window that was sent last, on all ranks by the same numbers; returns whether there is one."""
+        if self._sent is None:
+            return False
+        (wait, first, steps), self._sent = self._sent, None
+        *sums, seconds, end = wait().tolist()
+        cubes, fourths, waiting, inputs = np.reshape(sums, (4, -1))
         # About the largest of what the ranks say that add up, which is what a step waits for: a sum can find it.
         late = np.divide(fourths, cubes, out=np.zeros_like(cubes), where=cubes > 0)
         for rank, seconds_late in enumerate(late.tolist()):
             self.late_seconds[rank] += seconds_late
         self._interval = min(2 * self._interval, max(_LEAST_STEPS, math.ceil(_LEAST_S * steps / seconds)))
         self.history, news = judgement.judge(self.history, judgement.Window(
-            self._steps - steps + 1, steps, end, seconds, tuple(waiting.tolist()), tuple(inputs.tolist()),
-            tuple(late.tolist())))
+            first, steps, end, seconds, tuple(waiting.tolist()), tuple(inputs.tolist()), tuple(late.tolist())))
         for rank in sorted({straggler.rank for straggler in self.history.stragglers} - self.hosts.keys()):
             self.hosts[rank] = self._communicator.broadcast_text(_HOST, socket.gethostname(), rank)
         if self._communicator.rank == 0:
             for straggler in news:
                 _log.warning("%s", straggler.sentence(self.hosts[straggler.rank]))
+        return True
