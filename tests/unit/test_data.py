@@ -303,6 +303,26 @@ def test_waits_for_batches_are_counted_and_recorded(read):
         assert sum(end - begin for _, _, begin, end, *_ in events) == pytest.approx(1e9 * waited, rel=1e-6)
 
 
+@pytest.mark.parametrize("distribute", [datasets.split_dataset, datasets.global_dataset])
+def test_what_has_workers_of_its_own_is_not_read_ahead(distribute):
+    read = []
+
+    def batches():  # as Keras makes those of a PyDataset with workers
+        for number in range(9):
+            read.append(number)
+            yield np.full(4, number)
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([None], tf.int64))
+    with job_of_one() as communicator:
+        iterator = iter(distribute(dataset.with_options(options), row_selection.Ranks(0, (1, 1), "data"), communicator))
+        for number in range(3):
+            next(iterator)
+            time.sleep(0.05)
+            assert read == list(range(number + 1))
+
+
 def test_readers_of_timed_datasets_continue_where_they_were(tmp_path):
     with job_of_one():
         iterator = iter(ops.timed(tf.data.Dataset.range(4)))

@@ -171,7 +171,7 @@ def split_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks, communic
         batch = _check_first(index, batch, ranks.name)
         return split_batch(batch, ranks, usual_total)
 
-    return ops.timed(dataset.enumerate().map(split).prefetch(tf.data.AUTOTUNE))
+    return _read_ahead(dataset.enumerate().map(split))
 
 
 def global_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
@@ -188,7 +188,7 @@ def global_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
     own = _own_dataset(dataset, ranks, communicator)
     if own is not None:
         return own
-    checked = ops.timed(dataset.enumerate().map(_comparing_first(ranks.name)).prefetch(tf.data.AUTOTUNE))
+    checked = _read_ahead(dataset.enumerate().map(_comparing_first(ranks.name)))
     batch_sizes[checked] = batch_size(dataset)
     return checked
 
@@ -243,11 +243,21 @@ def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
         return tf.nest.map_structure(lambda leaf: OwnRows(
             leaf, part, contributors, has_all and leaf.shape[0] is not None, selected.batch_size), batch)
 
-    own = ops.timed(selected.dataset.enumerate().map(as_own_rows).prefetch(tf.data.AUTOTUNE))
+    own = _read_ahead(selected.dataset.enumerate().map(as_own_rows))
     batch_sizes[own] = selected.batch_size
     if selected.follows_changes and ranks.changing is not None:
         _changing[own] = ranks.changing
     return own
+
+
+def _read_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset that is read ahead and timed.
+
+    Keras lets TensorFlow not tune a PyDataset with workers. That is not read ahead: its workers go on with what the last
+    iterator has not read.
+    """
+    is_tuned = dataset.options().autotune.enabled is not False
+    return ops.timed(dataset.prefetch(tf.data.AUTOTUNE) if is_tuned else dataset)
 
 
 def _check_batches(dataset: tf.data.Dataset) -> None:
