@@ -225,6 +225,32 @@ def test_py_datasets_that_make_other_rows_are_refused(hooked):
         _read(_Batches(extra=1), (1, 1), 0)
 
 
+class _Padded(_Batches):
+    """Pads texts to the longest of those that it is asked for."""
+
+    def rows(self, index, start, stop):
+        lengths = 1 + np.arange(10)[4 * index:4 * index + 4][start:stop]
+        return np.ones((stop - start, lengths.max())), lengths
+
+
+def test_py_datasets_whose_rows_depend_on_others_are_refused(hooked):
+    with pytest.raises(tf.errors.OpError, match=r"_Padded\.rows\(0, 0, 1\) .* shape \(1,\), .* shape \(2,\); re"):
+        _read(_Padded(), (1, 1), 0)
+
+
+@pytest.mark.parametrize("methods, says", [
+    ({"rows": lambda self, index, start, stop: None},
+     "Own has rows(index, start, stop), but every rank makes whole batches: how many rows a batch has is not known; "
+     "add num_rows(index)."),
+    ({"rows": lambda self, i, start, stop: None, "num_rows": lambda self, i: 4},
+     "Own has rows(i, start, stop) and num_rows, but every rank makes whole batches: expected rows(index, start, "
+     "stop); name its parameters so."),
+    ({"rows": lambda self: None}, None), ({"num_rows": lambda self, index: 4}, None), ({"rows": 4}, None)])
+def test_py_datasets_that_seem_to_make_rows_are_warned_of(methods, says, caplog):
+    assert not py_dataset_rows._makes_rows(type("Own", (keras.utils.PyDataset,), methods)(), 0)
+    assert [record.getMessage() for record in caplog.records] == ([says] if says else [])
+
+
 def test_py_datasets_of_texts_are_refused(hooked):
     batches = _Batches()
     batches.values = tf.constant(list("abcdefghij"))

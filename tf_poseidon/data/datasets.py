@@ -253,8 +253,8 @@ def _own_dataset(dataset: tf.data.Dataset, ranks: row_selection.Ranks,
 def _read_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset that is read ahead and timed.
 
-    Keras lets TensorFlow not tune a PyDataset with workers. That is not read ahead: its workers go on with what the last
-    iterator has not read.
+    Keras lets TensorFlow not tune a PyDataset with workers. That is not read ahead: its workers go on with what the
+    last iterator has not read.
     """
     is_tuned = dataset.options().autotune.enabled is not False
     return ops.timed(dataset.prefetch(tf.data.AUTOTUNE) if is_tuned else dataset)

@@ -113,9 +113,21 @@ def _with_fingerprint(batches: Iterator[Any], source: RowsOfRank) -> Iterator[An
     for number, (tag, batch) in enumerate(batches):
         if number == 0:
             index = int(tag[row_selection.PART])
-            first = fingerprints.fingerprint((tf.constant(index, shape=[1]), source.rows(index, 0, 1)))
+            row = source.rows(index, 0, 1)
+            _check_shapes(source, index, row, batch)
+            first = fingerprints.fingerprint((tf.constant(index, shape=[1]), row))
             tag = np.concatenate([tag[:row_selection.PART], first.numpy()])
         yield tag, batch
+
+
+def _check_shapes(source: RowsOfRank, index: int, row: Any, batch: Any) -> None:
+    """Raises PoseidonError if the first row of a batch has another shape than those of this rank."""
+    for alone, among_others in zip(tf.nest.flatten(row), tf.nest.flatten(batch)):  # which ends with weights of classes
+        if np.shape(alone)[1:] != np.shape(among_others)[1:]:
+            raise GraphError(
+                f"{_name(source.batches)}.rows({index}, 0, 1) returned a row of shape {np.shape(alone)[1:]}, but with "
+                f"others of batch {index} it has shape {np.shape(among_others)[1:]}; return the same rows whichever "
+                "are asked for, as padded to the longest of the batch.")
 
 
 def get_tf_dataset(original: Callable[..., tf.data.Dataset], adapter: Any) -> tf.data.Dataset:
@@ -134,14 +146,18 @@ def get_tf_dataset(original: Callable[..., tf.data.Dataset], adapter: Any) -> tf
 
 def _makes_rows(batches: keras.utils.PyDataset, rank: int) -> bool:
     """Whether a PyDataset makes rows of batches; rank 0 says if it seems that it should."""
-    rows = getattr(batches, "rows", None)
-    makes_rows = callable(rows) and list(inspect.signature(rows).parameters) == ["index", "start", "stop"]
-    if makes_rows and not callable(getattr(batches, "num_rows", None)):
-        if rank == 0:
-            _log.warning("%s has rows(index, start, stop), but every rank makes whole batches: how many rows a batch "
-                         "has is not known; add num_rows(index).", _name(batches))
+    rows, num_rows = getattr(batches, "rows", None), getattr(batches, "num_rows", None)
+    if not callable(rows):
         return False
-    return makes_rows
+    takes = list(inspect.signature(rows).parameters)
+    is_known = takes == ["index", "start", "stop"]
+    if is_known == callable(num_rows):
+        return is_known
+    if rank == 0:
+        _log.warning("%s has rows(%s)%s, but every rank makes whole batches: %s.", _name(batches), ", ".join(takes), *(
+            ("", "how many rows a batch has is not known; add num_rows(index)") if is_known else
+            (" and num_rows", "expected rows(index, start, stop); name its parameters so")))
+    return False
 
 
 def _name(batches: keras.utils.PyDataset) -> str:
