@@ -1,6 +1,7 @@
 """Guards the list of hooks into Keras."""
 
 import dataclasses
+import types
 
 import keras
 from keras.src.trainers.data_adapters import py_dataset_adapter
@@ -17,6 +18,7 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.keras_hook import hooks
 from tf_poseidon.keras_hook.batch_loops import building
 from tf_poseidon.keras_hook.batch_loops import py_dataset_rows
+from tf_poseidon.keras_hook.batch_loops import trainer
 
 
 @pytest.mark.parametrize("hook", keras_hook.HOOKS, ids=lambda hook: hook.name)
@@ -249,6 +251,16 @@ def test_py_datasets_whose_rows_depend_on_others_are_refused(hooked):
 def test_py_datasets_that_seem_to_make_rows_are_warned_of(methods, says, caplog):
     assert not py_dataset_rows._makes_rows(type("Own", (keras.utils.PyDataset,), methods)(), 0)
     assert [record.getMessage() for record in caplog.records] == ([says] if says else [])
+
+
+@pytest.mark.parametrize("steps_per_epoch, expected", [(None, "new"), (3, "old")])
+def test_rows_that_may_be_made_ahead_keep_their_shares(steps_per_epoch, expected, monkeypatch):
+    monkeypatch.setattr(trainer, "is_ours", lambda strategy: True)
+    strategy = types.SimpleNamespace(extended=types.SimpleNamespace(with_present_shares=lambda dataset: "new"))
+    iterator = types.SimpleNamespace(steps_per_epoch=steps_per_epoch, _distribute_strategy=strategy,
+                                     _distributed_dataset="old")
+    list(trainer.enumerate_iterator(lambda iterator: iter(()), iterator))
+    assert iterator._distributed_dataset == expected
 
 
 def test_py_datasets_of_texts_are_refused(hooked):

@@ -296,10 +296,15 @@ def _needs_keras_function(model: keras.Model, batches: Any) -> bool:
 
 
 def enumerate_iterator(original: Callable[..., Iterator[Any]], iterator: Any) -> Iterator[Any]:
-    """Reads rows as ranks share them now, past what was trained before, and lets threads free the iterators."""
-    with context.inside():
-        keras_compat.distribute_anew(iterator, lambda strategy, dataset: (
-            strategy.extended.with_present_shares(dataset) if is_ours(strategy) else dataset))
+    """Reads rows as ranks share them now, past what was trained before, and lets threads free the iterators.
+
+    Of data that are read in part, rows for the next epoch may have been made ahead, as many as each rank came to: these
+    stay shared as they were.
+    """
+    if iterator.steps_per_epoch is None:
+        with context.inside():
+            keras_compat.distribute_anew(iterator, lambda strategy, dataset: (
+                strategy.extended.with_present_shares(dataset) if is_ours(strategy) else dataset))
     return freeing.steps(resuming.enumerate_iterator(original, iterator))
 
 
