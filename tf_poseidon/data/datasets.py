@@ -87,7 +87,8 @@ def all_rows(structure: Any) -> list[OwnRows]:
     return [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, OwnRows)]
 
 
-def check_divided_alike(batches: Sequence[OwnRows], numbers: Callable[[tf.Tensor], tf.Tensor], text: str) -> None:
+def check_divided_alike(batches: Sequence[OwnRows], numbers: Callable[[tf.Tensor], tf.Tensor],
+                        text: str) -> list[tf.Operation]:
     """Refuses batches that ranks divide in different ways, when it is called or its function runs.
 
     Args:
@@ -95,19 +96,23 @@ def check_divided_alike(batches: Sequence[OwnRows], numbers: Callable[[tf.Tensor
         numbers: Returns what must be the same for all batches, given their parts, [N, 3] int64.
         text: What is said, a sentence.
 
+    Returns:
+        The ops that check it when its function runs; none if it is checked already.
+
     Raises:
         GraphError: If it differs.
     """
     parts_of_all = list({id(batch.part): batch.part for batch in batches}.values())
     if len(parts_of_all) < 2:
-        return
+        return []
     stacked = tf.stack(parts_of_all)
     compared = numbers(stacked)
     if not tf.executing_eagerly():
-        tf.debugging.assert_equal(compared, compared[:1], text)
-    elif (compared.numpy() != compared.numpy()[:1]).any():
+        return [tf.raw_ops.Assert(condition=tf.reduce_all(compared == compared[:1]), data=[text])]
+    if (compared.numpy() != compared.numpy()[:1]).any():
         rows = " and ".join(dict.fromkeys(f"{count} of {total} rows" for total, _, count in stacked.numpy()))
         raise GraphError(f"{text} This rank has {rows}.")
+    return []
 
 
 def values(structure: Any) -> Any:

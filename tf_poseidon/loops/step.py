@@ -69,13 +69,18 @@ class Share:
         """
         if not batches:
             return cls(tf.constant(1), tf.constant(size), tf.constant(size), True, None, None, ())
+        rows, checks = batches[0], []
         if not all(batch.never_empty for batch in batches):
-            datasets.check_divided_alike(batches, lambda parts: parts[:, 2] > 0, (
+            checks = datasets.check_divided_alike(batches, lambda parts: parts[:, 2] > 0, (
                 "A step of strategy.run got rows of one batch and none of another, so its results can neither count "
                 "nor be left out; zip the datasets in front of batch, or give all of them batch sizes of at least the "
                 "number of ranks, with drop_remainder=True."))
-        rows = batches[0]
-        return cls(rows.count, rows.total, rows.contributors, True if rows.never_empty else rows.count > 0,
+        for check in checks:
+            # TensorFlow initializes variables that the step creates outside its function, where nothing can come first.
+            tf_compat.run_independently(check)
+        with tf.control_dependencies(checks):
+            count = tf.identity(rows.count)
+        return cls(count, rows.total, rows.contributors, True if rows.never_empty else count > 0,
                    rows.shape[0], -(-rows.usual_total // size) if rows.usual_total > 0 else None, tuple(batches))
 
 
