@@ -23,9 +23,10 @@ from tf_poseidon.stragglers import judgement
 
 _log = logging.getLogger("tf_poseidon")
 
-# A window has as few steps as tell more than one, and lasts so long that its end, which costs half a millisecond where
-# processors are busy, takes less than half a percent of it.
+# A window has as few steps as tell more than one. Its end wakes processors up for a millisecond: at first every 0.2 s, to
+# tell soon who is slow; once many windows are known, every second, which no step notices.
 _LEAST_STEPS, _LEAST_S = 5, 0.2
+_SHORT_WINDOWS, _MOST_GROWTH = 10, 5
 
 _SITE, _HOST = "stragglers", "stragglers/host"
 SITES = frozenset({_SITE, f"{_HOST}/length", f"{_HOST}/text"})  # what is exchanged here
@@ -139,9 +140,10 @@ class Watch:
         late = np.divide(fourths, cubes, out=np.zeros_like(cubes), where=cubes > 0)
         for rank, seconds_late in enumerate(late.tolist()):
             self.late_seconds[rank] += seconds_late
-        self._interval = min(2 * self._interval, max(_LEAST_STEPS, math.ceil(_LEAST_S * steps / seconds)))
         self.history, news = judgement.judge(self.history, judgement.Window(
             first, steps, end, seconds, tuple(waiting.tolist()), tuple(inputs.tolist()), tuple(late.tolist())))
+        growth = min(max(1, len(self.history.windows) / _SHORT_WINDOWS), _MOST_GROWTH)
+        self._interval = min(2 * self._interval, max(_LEAST_STEPS, math.ceil(growth * _LEAST_S * steps / seconds)))
         for rank in sorted({straggler.rank for straggler in self.history.stragglers} - self.hosts.keys()):
             self.hosts[rank] = self._communicator.broadcast_text(_HOST, socket.gethostname(), rank)
         if self._communicator.rank == 0:
