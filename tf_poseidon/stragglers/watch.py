@@ -23,8 +23,8 @@ from tf_poseidon.stragglers import judgement
 
 _log = logging.getLogger("tf_poseidon")
 
-# A window has as few steps as tell more than one. Its end wakes processors up for a millisecond: at first every 0.2 s, to
-# tell soon who is slow; once many windows are known, every second, which no step notices.
+# A window has as few steps as tell more than one. Its end wakes processors up for a millisecond: at first every 0.2 s,
+# to tell soon who is slow; once many windows are known, every second, which no step notices.
 _LEAST_STEPS, _LEAST_S = 5, 0.2
 _SHORT_WINDOWS, _MOST_GROWTH = 10, 5
 
