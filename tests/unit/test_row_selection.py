@@ -560,6 +560,12 @@ def doubled(count):
     return Dataset.range(count).map(double)
 
 
+def warm():
+    options = tf.data.Options()
+    options.experimental_warm_start = True
+    return doubled(13).batch(4).with_options(options)
+
+
 CHANGING = {
     "batches": lambda: doubled(500).shuffle(9, seed=4).map(double, 3).batch(7),
     "batches, repeated": lambda: doubled(30).batch(7).map(double).repeat(16),
@@ -599,7 +605,8 @@ def test_shares_change_while_ranks_read_ahead(build):
 @pytest.mark.parametrize("build", [
     lambda: mapped().batch(4).prefetch(2).take(2), lambda: mapped().cache().batch(4), lambda: mapped().batch(4).cache(),
     lambda: mapped().batch(4).concatenate(mapped().batch(4)),
-    lambda: Dataset.zip((mapped().batch(4), mapped().batch(4)))])
+    lambda: Dataset.zip((mapped().batch(4), mapped().batch(4))),
+    lambda: Dataset.range(13).filter(lambda x: x >= 0).map(double).batch(4), warm])
 def test_shares_stay_where_ranks_may_have_made_unequally_many_batches(build):
     ranks = row_selection.Ranks(0, (1, 1), "data", changing=changing_shares.ChangingShares((1, 1)))
     selected, _ = row_selection.select(build(), ranks)

@@ -173,6 +173,10 @@ def select(dataset: tf.data.Dataset, ranks: Ranks) -> tuple[Selected | None, inp
     if not tf.executing_eagerly():
         reason = "its seeds and sizes are not known while a function is traced; make it outside"
         return None, _report(ordered, {id(dataset): reason}, (), None)
+    if dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY or dataset.options().experimental_warm_start:
+        # Keras leaves a pass that is longer than the first one, and ranks have made unequally much of what is left; so
+        # they may of an iterator from which nothing is read, if it makes batches as soon as it is there.
+        ranks = dataclasses.replace(ranks, changing=None)
     selection = _Selection(ranks)
     views: dict[int, _Views] = {}
     for each in ordered:
