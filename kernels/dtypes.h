@@ -4,7 +4,7 @@
 #define POSEIDON_DTYPES_H_
 
 #include "sum.h"
-#include "tensorflow/core/framework/types.pb.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace poseidon {
 
@@ -21,6 +21,21 @@ inline DataType ToDataType(tensorflow::DataType dtype) {
     case tensorflow::DT_INT32:
       return DataType::kInt32;
     case tensorflow::DT_INT64:
+      return DataType::kInt64;
+    default:
+      return DataType::kBytes;
+  }
+}
+
+// The same for elements that are moved and not added: of a type that it has not, one that is as wide.
+inline DataType ToMovedDataType(tensorflow::DataType dtype) {
+  if (const DataType own = ToDataType(dtype); own != DataType::kBytes) return own;
+  switch (tensorflow::DataTypeSize(dtype)) {
+    case 2:
+      return DataType::kFloat16;
+    case 4:
+      return DataType::kInt32;
+    case 8:
       return DataType::kInt64;
     default:
       return DataType::kBytes;

@@ -26,6 +26,7 @@
 #include "exchange_kernels.h"
 #include "gathered_rows.h"
 #include "send_recv_kernels.h"
+#include "shard_kernels.h"
 #include "slices_kernels.h"
 #include "staging.h"
 #include "sum.h"
@@ -268,6 +269,14 @@ class EmulatedDenseSlicesKernel : public DenseSlicesKernel {
   std::shared_ptr<OnDevice> Place(OpKernelContext*) const override { return PlaceOnEmulatedGpu(); }
 };
 
+class EmulatedShardKernel : public ShardKernel {
+ public:
+  using ShardKernel::ShardKernel;
+
+ protected:
+  std::shared_ptr<OnDevice> Place(OpKernelContext*) const override { return PlaceOnEmulatedGpu(); }
+};
+
 constexpr char kLabel[] = "emulated_gpu";
 REGISTER_KERNEL_BUILDER(Name("PoseidonSend").Device(tensorflow::DEVICE_CPU).Label(kLabel), EmulatedSendKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonRecv").Device(tensorflow::DEVICE_CPU).Label(kLabel), EmulatedRecvKernel);
@@ -278,6 +287,11 @@ REGISTER_KERNEL_BUILDER(Name("PoseidonBroadcast").Device(tensorflow::DEVICE_CPU)
                         OnEmulatedGpu<BroadcastKernel>);
 REGISTER_KERNEL_BUILDER(Name("PoseidonAllGather").Device(tensorflow::DEVICE_CPU).Label(kLabel),
                         OnEmulatedGpu<GatherKernel>);
+REGISTER_KERNEL_BUILDER(Name("PoseidonShard").Device(tensorflow::DEVICE_CPU).Label(kLabel), EmulatedShardKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonReduceScatter").Device(tensorflow::DEVICE_CPU).Label(kLabel),
+                        OnEmulatedGpu<ReduceScatterKernel>);
+REGISTER_KERNEL_BUILDER(Name("PoseidonGatherShards").Device(tensorflow::DEVICE_CPU).Label(kLabel),
+                        OnEmulatedGpu<GatherShardsKernel>);
 REGISTER_KERNEL_BUILDER(Name("PoseidonSyncSlices").Device(tensorflow::DEVICE_CPU).Label(kLabel),
                         OnEmulatedGpu<SyncSlicesKernel>);
 REGISTER_KERNEL_BUILDER(Name("PoseidonDenseSlices").Device(tensorflow::DEVICE_CPU).Label(kLabel),

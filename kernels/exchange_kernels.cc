@@ -132,12 +132,12 @@ Exchange SumKernel::ToExchange(OpKernelContext* context, const Tensor& value) co
   return exchange;
 }
 
-SyncKernel::SyncKernel(OpKernelConstruction* context) : SumKernel(context) {
+SyncKernel::SyncKernel(OpKernelConstruction* context, const char* row) : SumKernel(context) {
   std::string wire_dtype;
   OP_REQUIRES_OK(context, context->GetAttr("wire_dtype", &wire_dtype));
   bool is_eager;
   OP_REQUIRES_OK(context, context->GetAttr("eager", &is_eager));
-  shown_ = ShownAs(context, "ps", {"ps", is_eager});
+  shown_ = ShownAs(context, row, {row, is_eager});
   const tensorflow::DataType own = context->input_type(0);
   is_narrowed_ = !wire_dtype.empty() && (own == tensorflow::DT_FLOAT || own == tensorflow::DT_DOUBLE);
 }
@@ -145,10 +145,25 @@ SyncKernel::SyncKernel(OpKernelConstruction* context) : SumKernel(context) {
 void SyncKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
   if (!is_narrowed_) return SumKernel::ComputeAsync(context, std::move(done));
   Tensor wire;
-  OP_REQUIRES_OK_ASYNC(context, context->allocate_temp(tensorflow::DT_BFLOAT16, context->input(0).shape(), &wire),
-                       done);
-  OP_REQUIRES_OK_ASYNC(context, Convert(Place(context).get(), context->input(0), &wire), done);
-  auto widen = [this, context, wire, done] {
+  OP_REQUIRES_OK_ASYNC(context, Narrow(context, &wire), done);
+  Run(context, ToExchange(context, wire), wire, wire, Widening(context, wire, done), done);
+}
+
+absl::Status SyncKernel::Narrow(OpKernelContext* context, Tensor* wire) const {
+  if (!is_narrowed_) {
+    *wire = context->input(0);
+    return absl::OkStatus();
+  }
+  TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_BFLOAT16, context->input(0).shape(), wire));
+  return Convert(Place(context).get(), context->input(0), wire);
+}
+
+std::function<void()> SyncKernel::Widening(OpKernelContext* context, const Tensor& wire, DoneCallback done) const {
+  return [this, context, wire, done = std::move(done)] {
+    if (!is_narrowed_) {
+      context->set_output(0, wire);
+      return done();
+    }
     // Converting takes a while: not on the progress thread.
     context->device()->tensorflow_cpu_worker_threads()->workers->Schedule([this, context, wire, done] {
       Tensor* output = nullptr;
@@ -157,7 +172,6 @@ void SyncKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
       done();
     });
   };
-  Run(context, ToExchange(context, wire), wire, wire, widen, done);
 }
 
 // ---- broadcasts ---------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // PoseidonSync, PoseidonAllReduce, PoseidonBroadcast and PoseidonAllGather on any device: exchange_kernels.cc has those
-// of the CPU, exchange_gpu.cc those of GPUs. They hand the tensor to this process's communicator and return their
-// thread; the communicator's progress thread completes the op. In graphs that the passes have
-// rewritten, PoseidonSend and PoseidonRecv (send_recv_kernels.cc) are in the place of PoseidonSync.
+// of the CPU, exchange_gpu.cc those of GPUs; shard_kernels.h has those of shards. They hand the tensor to this
+// process's communicator and return their thread; the communicator's progress thread completes the op. In graphs that
+// the passes have rewritten, PoseidonSend and PoseidonRecv (send_recv_kernels.cc) are in the place of PoseidonSync.
 
 #ifndef POSEIDON_EXCHANGE_KERNELS_H_
 #define POSEIDON_EXCHANGE_KERNELS_H_
@@ -61,10 +61,17 @@ class SumKernel : public ExchangeKernel {
 // A sum of gradients, which may travel in a narrower type.
 class SyncKernel : public SumKernel {
  public:
-  explicit SyncKernel(tensorflow::OpKernelConstruction* context);
+  explicit SyncKernel(tensorflow::OpKernelConstruction* context, const char* row = "ps");
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
 
- private:
+ protected:
+  // Sets `wire` to what travels for input 0: the same, or narrower.
+  absl::Status Narrow(tensorflow::OpKernelContext* context, tensorflow::Tensor* wire) const;
+
+  // Returns what makes output 0 of what has travelled, and then calls `done`.
+  std::function<void()> Widening(tensorflow::OpKernelContext* context, const tensorflow::Tensor& wire,
+                                 DoneCallback done) const;
+
   bool is_narrowed_ = false;
 };
 

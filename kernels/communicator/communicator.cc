@@ -100,6 +100,7 @@ class Communicator::Impl {
       size_ = transport->size();
       hosts_ = transport->nodes();
       nodes_ = NodesOf(options_, *transport);
+      servers_ = WithServers(options_, size_).servers;
     }
     changed_.notify_all();
     if (!transport || stop_) return;
@@ -183,6 +184,9 @@ class Communicator::Impl {
   int size() const { return size_; }
   const std::vector<int>& nodes() const { return nodes_; }
   const std::vector<int>& hosts() const { return hosts_; }
+  KvPairs Shards(const ShardLayout& layout, size_t count, size_t element_bytes) const {
+    return {layout, count, element_bytes, static_cast<size_t>(options_.kv_pair_bytes), servers_};
+  }
   std::string StatisticsJson(bool has_sites) const { return statistics_.Json(has_sites); }
   void WaitedForBatch(Clock::time_point begin, Clock::time_point end) { statistics_.WaitedForBatch(begin, end); }
   void Compared(Clock::time_point begin, Clock::time_point end) { statistics_.Compared(begin, end); }
@@ -327,7 +331,7 @@ class Communicator::Impl {
   RowShares row_shares_;
   Statistics statistics_;
   int rank_ = 0, size_ = 1;  // these are constant once the transport is open
-  std::vector<int> nodes_, hosts_;
+  std::vector<int> nodes_, hosts_, servers_;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable has_work_;
@@ -358,6 +362,9 @@ int Communicator::size() const { return impl_->size(); }
 const std::vector<int>& Communicator::nodes() const { return impl_->nodes(); }
 const std::vector<int>& Communicator::hosts() const { return impl_->hosts(); }
 bool Communicator::is_on_one_node() const { return std::equal(nodes().begin() + 1, nodes().end(), nodes().begin()); }
+KvPairs Communicator::Shards(const ShardLayout& layout, size_t count, size_t element_bytes) const {
+  return impl_->Shards(layout, count, element_bytes);
+}
 void Communicator::Submit(Exchange exchange, Done done) {
   const std::string site = exchange.site;
   const Group group = exchange.group;

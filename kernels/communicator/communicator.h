@@ -23,6 +23,7 @@
 #include "event_log.h"
 #include "exchange.h"
 #include "gather_exchanges.h"
+#include "kv_pairs.h"
 #include "pings.h"
 #include "protocol.h"
 #include "row_shares.h"
@@ -49,6 +50,9 @@ class Communicator {
   const std::vector<int>& nodes() const;  // by rank, the same for ranks that combine, all or some of those of a node
   const std::vector<int>& hosts() const;  // by rank, the same for ranks that share memory; empty if that is unknown
   bool is_on_one_node() const;
+
+  // The KV pairs of a tensor of `count` elements, of which those of this rank are its shard.
+  KvPairs Shards(const ShardLayout& layout, size_t count, size_t element_bytes) const;
 
   // Starts one exchange and returns at once. Input and output must stay valid until `done`; after
   // an error they must stay valid for ever, since the network may still use them.

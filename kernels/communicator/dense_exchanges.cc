@@ -23,6 +23,20 @@ size_t BytesToAddUp(const ActiveExchange& active, size_t pair) {
   return part < sum ? part + sum : sum;
 }
 
+// What an exchange is called in messages.
+const char* SchemeOf(Traffic traffic) {
+  switch (traffic) {
+    case Traffic::kBroadcast:
+      return "broadcast";
+    case Traffic::kScatter:
+      return "scatter";
+    case Traffic::kShards:
+      return "shards";
+    default:
+      return "ps";
+  }
+}
+
 }  // namespace
 
 DenseExchanges::DenseExchanges(Transport* transport, const Options& options, const Routes* routes, Sender* sender,
@@ -69,12 +83,13 @@ void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::t
   Site& site = sites_[hash];
   site.name = exchange.site;
   site.priority = exchange.priority;
-  KvPairs pairs(hash, exchange.bytes(), static_cast<size_t>(options_.kv_pair_bytes), options_.servers);
+  KvPairs pairs = exchange.Cut(hash, static_cast<size_t>(options_.kv_pair_bytes), options_.servers);
   SiteStatistics& statistics = statistics_->Of(exchange.site);
   statistics_->Submitted(hash, submitted, exchange.is_of_step);
   auto active = std::make_shared<ActiveExchange>(std::move(exchange), std::move(done), hash, site.steps++,
                                                  std::move(pairs), statistics, submitted, staging);
   active_[hash] = active;
+  FailIf(server_.DisagreementWith(*active));
   if (active->exchange.is_gradient) active->form = gathering_->StartDense(hash);
   const size_t first = FirstPair(active->pairs);
   for (size_t i = 0; i < active->pairs.size() && !has_failed_; ++i) {
@@ -99,11 +114,12 @@ size_t DenseExchanges::FirstPair(const KvPairs& pairs) const {
 }
 
 void DenseExchanges::StartPair(const Active& active, size_t pair) {
+  if (active->exchange.ways == Ways::kDown) return GiveShard(active, pair);
   const int server = active->pairs[pair].server;
   const int root = active->exchange.root;
   const bool adds_up = routes_->Collects(server) && (root < 0 || routes_->SourceOf(root, server) >= 0);
   if (adds_up) {
-    FailIf(server_.AddOwn(active, pair));
+    server_.AddOwn(active, pair);
     if (has_failed_ || !active->staging || !active->adds(rank_) || active->staged[pair].is_wanted) return;
     if (active->staged[pair].is_adding_up || WillAddUpOnGpu(active, pair)) return;
     // What waits for other ranks may be fetched meanwhile.
@@ -121,6 +137,7 @@ void DenseExchanges::StartPair(const Active& active, size_t pair) {
   } else if (root < 0) {
     Send(active, pair, FrameKind::kContribution, routes_->Up(server),
          active->exchange.contributes ? active->input(pair) : nullptr, active->exchange.sent_dtype(), active->form);
+    if (active->exchange.ways == Ways::kUp) AddResult(active, pair);
   } else if (root == rank_) {
     Send(active, pair, FrameKind::kContribution, routes_->Up(server), active->input(pair), active->exchange.dtype, 0);
     if (!active->is_in_place()) {
@@ -157,24 +174,24 @@ void DenseExchanges::FetchAndSend(const Active& active, size_t pair) {
                            active->staged[pair] = {std::move(memory)};
                            Send(active, pair, FrameKind::kContribution, routes_->Up(active->pairs[pair].server),
                                 active->input(pair), active->exchange.sent_dtype(), active->form);
-                           if (active->exchange.root >= 0) {
-                             Deliver(active, pair, nullptr);
+                           if (active->exchange.root >= 0) Deliver(active, pair, nullptr);
+                           active->staged[pair] = {};
+                           if (active->exchange.root >= 0 || active->exchange.ways == Ways::kUp) {
                              AddResult(active, pair);
                            }
-                           active->staged[pair] = {};
                          });
 }
 
 // ---- the way up between GPUs
 
 bool DenseExchanges::IsLinked(const Active& active, int peer, size_t bytes) const {
-  return active->staging && active->exchange.root < 0 && links_->MaySend(peer, bytes);
+  return active->staging && active->exchange.traffic() == Traffic::kSum && links_->MaySend(peer, bytes);
 }
 
 // Whether parts of all other ranks of the node will come by their windows, so that this rank's own need not come to the
 // host. They come there all the same if they must.
 bool DenseExchanges::WillAddUpOnGpu(const Active& active, size_t pair) const {
-  if (active->exchange.root >= 0 || active->pairs[pair].bytes <= kInlineBytes) return false;
+  if (active->exchange.traffic() != Traffic::kSum || active->pairs[pair].bytes <= kInlineBytes) return false;
   bool has_others = false;
   for (int rank : routes_->Sources(active->pairs[pair].server)) {
     if (rank == rank_ || !routes_->IsLocal(rank)) continue;
@@ -295,17 +312,31 @@ void DenseExchanges::SendByLink(const Active& active, size_t pair, FrameKind kin
 void DenseExchanges::AddUp(const Active& active, size_t pair, const Server::Contributions& contributions,
                            uint32_t common_form) {
   active->is_added_up[pair] = 1;
+  if (!MakeRoomForSum(active, pair)) return;
   SumOfSums(active->exchange.dtype, contributions, active->pairs[pair].bytes, active->output(pair));
   const int up = routes_->Up(active->pairs[pair].server);
   if (up >= 0) {
     Send(active, pair, FrameKind::kContribution, up, contributions.empty() ? nullptr : active->output(pair),
          active->exchange.dtype, common_form);
-    if (active->exchange.root < 0) {  // the result is to come
-      if (active->staging) active->staged[pair] = {};
+    if (active->exchange.root < 0) {
+      if (!active->staged.empty()) active->staged[pair] = {};
+      if (active->exchange.ways == Ways::kUp) AddResult(active, pair);  // otherwise the result is to come
       return;
     }
   }
   TakeResult(active, pair, common_form);
+}
+
+// Takes memory for the sum of a node, where its result goes to another rank alone; returns whether there is any.
+bool DenseExchanges::MakeRoomForSum(const Active& active, size_t pair) {
+  const bool has_room = active->exchange.ways != Ways::kUp || active->staging;
+  if (has_room || routes_->Up(active->pairs[pair].server) < 0) return true;
+  const size_t bytes = active->pairs[pair].bytes;
+  active->staged[pair].memory = allocate_(bytes);
+  if (active->staged[pair].memory) return true;
+  fail_(Text("Rank ", rank_, " has no memory to add up ", bytes, " bytes of '", active->exchange.site,
+             "': give it more, or PoseidonStrategy a smaller kv_pair_bytes."));
+  return false;
 }
 
 FrameHeader DenseExchanges::HeaderOf(const Active& active, size_t pair, FrameKind kind, bool has_data,
@@ -315,7 +346,7 @@ FrameHeader DenseExchanges::HeaderOf(const Active& active, size_t pair, FrameKin
   header.dtype = static_cast<uint8_t>(active->exchange.dtype);
   header.traffic = active->exchange.traffic();
   header.sent_dtype = static_cast<uint8_t>(sent_dtype);
-  header.root = active->exchange.root;
+  header.root = active->exchange.only_rank();
   header.site = active->site;
   header.step = active->step;
   header.count = static_cast<uint64_t>(active->exchange.count);
@@ -333,7 +364,7 @@ void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int
   const FrameHeader header = HeaderOf(active, pair, kind, data != nullptr, sent_dtype, form);
   active->statistics.sent_bytes += header.length;
   if (!routes_->IsLocal(peer)) active->statistics.network_bytes += header.length;
-  PinnedMemory memory = active->staging ? active->staged[pair].memory : nullptr;  // until it has left
+  PinnedMemory memory = active->staged.empty() ? nullptr : active->staged[pair].memory;  // until it has left
   const bool is_bulk = sender_->Send(peer, header, data, [this, active, pair, memory] {
     active->is_sending[pair] = 0;
     auto deferred = active->deferred.extract(pair);
@@ -348,6 +379,22 @@ void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int
 }
 
 // ---- the way down ---------------------------------------------------------------------------
+
+// Gives all ranks a KV pair of this rank's shard; those of other ranks are to come.
+void DenseExchanges::GiveShard(const Active& active, size_t pair) {
+  const KvPair cut = active->pairs[pair];
+  if (cut.server != rank_) return;
+  if (!active->staging) {
+    std::memcpy(active->given_output(pair), active->given_input(pair), cut.bytes);
+    return TakeResult(active, pair, active->form);
+  }
+  active->staging->Fetch({active->exchange.site, active->exchange.priority, active->given_input(pair), cut.bytes},
+                         cut.bytes, 0, [this, active, pair](PinnedMemory memory) {
+                           if (!memory) return;
+                           active->staged[pair] = {std::move(memory)};
+                           TakeResult(active, pair, active->form);
+                         });
+}
 
 void DenseExchanges::OnFrame(int peer, const FrameHeader& header, const char* payload) {
   const bool is_result = header.is_result(), is_sum = header.traffic == Traffic::kSum;
@@ -527,6 +574,7 @@ void DenseExchanges::PassDownFromGpu(const Active& active, size_t pair, uint32_t
 // and those that do not.
 std::pair<std::vector<int>, std::vector<int>> DenseExchanges::LinkedAndOthers(const Active& active, size_t pair) const {
   std::vector<int> linked, others;
+  if (active->exchange.ways == Ways::kUp) return {};
   const int server = active->pairs[pair].server, root = active->exchange.root;
   const int from = root < 0 ? -1 : routes_->SourceOf(root, server);  // it has what it has sent
   const std::vector<int>& sources = routes_->Sources(server);
@@ -572,6 +620,14 @@ void DenseExchanges::Fail(const std::string& reason) {
 }
 
 std::string DenseExchanges::FindLeftBehind() {
+  for (const auto& [hash, active] : active_) {
+    if (active->exchange.ways != Ways::kDown) continue;
+    for (size_t i = 0; i < active->pairs.size(); ++i) {
+      const int up = routes_->Up(active->pairs[i].server);
+      if (up < 0 || active->has_header[i] || !(*has_left_)[up]) continue;
+      return LeftBehind(up, rank_, "'" + active->exchange.site + "'");
+    }
+  }
   const auto found = server_.FindLeftBehind(*has_left_);
   if (!found) return "";
   const std::string& name = sites_[found->site].name;
@@ -585,7 +641,7 @@ std::optional<DenseExchanges::Overdue> DenseExchanges::FindOverdue(Clock::time_p
     if (waited < options_.timeout_s) continue;
     const Awaited awaited = AwaitedBy(*active);
     if (waited < (1 + kPatience * awaited.others) * options_.timeout_s) continue;
-    return Overdue{active->exchange.site, active->exchange.root < 0 ? "ps" : "broadcast", awaited.ranks};
+    return Overdue{active->exchange.site, SchemeOf(active->exchange.traffic()), awaited.ranks};
   }
   return std::nullopt;
 }

@@ -78,6 +78,7 @@ class DenseExchanges {
   // The way up.
   size_t FirstPair(const KvPairs& pairs) const;
   void StartPair(const Active& active, size_t pair);
+  bool MakeRoomForSum(const Active& active, size_t pair);
   void FetchOwn(const Active& active, size_t pair, PinnedMemory memory);
   void FetchAndSend(const Active& active, size_t pair);
   void AddUp(const Active& active, size_t pair, const Server::Contributions& contributions, uint32_t common_form);
@@ -94,6 +95,7 @@ class DenseExchanges {
                   DataType sent_dtype, uint32_t form);
 
   // The way down.
+  void GiveShard(const Active& active, size_t pair);
   void OnResult(const Active& active, int peer, const FrameHeader& header, const char* payload);
   bool PrepareOutput(const Active& active, size_t pair);
   void TakeLinkedResult(const Active& active, int peer, const FrameHeader& header, size_t pair);

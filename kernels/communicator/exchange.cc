@@ -9,8 +9,15 @@
 namespace poseidon {
 namespace {
 
-std::string Describe(int rank, DataType dtype, uint64_t count, int root) {
-  return Text("rank ", rank, root < 0 ? " sums " : " broadcasts ", count, " elements of ", Name(dtype));
+std::string Describe(int rank, Traffic traffic, DataType dtype, uint64_t count, const ShardLayout& layout) {
+  const char* verb = traffic == Traffic::kBroadcast ? " broadcasts "
+                     : traffic == Traffic::kScatter ? " scatters the sum of "
+                     : traffic == Traffic::kShards  ? " gathers the shards of "
+                                                    : " sums ";
+  const std::string what = Text("rank ", rank, verb, count, " elements of ", Name(dtype));
+  if (traffic != Traffic::kScatter && traffic != Traffic::kShards) return what;
+  const std::string owner = layout.owner < 0 ? "all servers" : Text("rank ", layout.owner);
+  return Text(what, ", owned by ", owner, " in layout ", layout.first);
 }
 
 }  // namespace
@@ -36,11 +43,14 @@ std::string LeftBehind(int missing, int waiting, const std::string& what) {
 std::string Disagreement(int peer, const FrameHeader& theirs, int rank, const Exchange& mine) {
   const auto dtype = static_cast<DataType>(theirs.dtype);
   const auto count = static_cast<uint64_t>(mine.count);
-  if (theirs.traffic == mine.traffic() && theirs.root == mine.root && dtype == mine.dtype && theirs.count == count) {
+  const bool has_layout = !theirs.is_of_shards() || theirs.detail == mine.shards.first;
+  if (theirs.traffic == mine.traffic() && theirs.root == mine.only_rank() && dtype == mine.dtype &&
+      theirs.count == count && has_layout) {
     return "";
   }
-  return "Ranks disagree about '" + mine.site + "': " + Describe(peer, dtype, theirs.count, theirs.root) + ", " +
-         Describe(rank, mine.dtype, count, mine.root) + ". Build the same model on all ranks.";
+  return Text("Ranks disagree about '", mine.site,
+              "': ", Describe(peer, theirs.traffic, dtype, theirs.count, {theirs.detail, theirs.root}), ", ",
+              Describe(rank, mine.traffic(), mine.dtype, count, mine.shards), ". Build the same model on all ranks.");
 }
 
 }  // namespace poseidon

@@ -34,7 +34,15 @@ struct Group {
   int size = 1;
 };
 
-// One exchange. Every rank submits the same site with the same dtype, count and root.
+// Which ways an exchange takes: servers get what ranks contribute on the way up, and ranks the result on the way down.
+// With one of them alone, what servers keep or give are their shards.
+enum class Ways : char {
+  kBoth,
+  kUp,    // the output is this rank's shard of the sum
+  kDown,  // the input is this rank's shard of the output
+};
+
+// One exchange. Every rank submits the same site with the same dtype, count, root, ways and shards.
 //
 // A rank's part of a sum of floats may be half or bfloat16, as it was before somebody cast it to float: it travels in
 // two bytes, and the sum has the bits of the sum of floats. Ranks may differ in this.
@@ -42,7 +50,7 @@ struct Exchange {
   std::string site;                     // its name; of a gradient, its site
   DataType dtype = DataType::kFloat32;  // of `output`
   std::optional<DataType> input_dtype;  // if it is not `dtype`
-  int64_t count = 0;                    // elements
+  int64_t count = 0;                    // elements of the whole tensor
   const void* input = nullptr;
   void* output = nullptr;     // may equal `input`
   bool contributes = true;    // false: this rank adds nothing to the sum
@@ -52,10 +60,21 @@ struct Exchange {
   bool is_of_step = true;     // false: Python exchanges it, between steps
   int priority = 0;           // exchanges with smaller numbers overtake it
   int root = -1;              // -1: sum over ranks; otherwise every rank receives root's input
+  Ways ways = Ways::kBoth;    // of a sum
+  ShardLayout shards;         // unless `ways` is kBoth
   Group group;
   std::shared_ptr<OnDevice> on_device;  // null: input and output are in the host's memory
 
-  Traffic traffic() const { return root < 0 ? Traffic::kSum : Traffic::kBroadcast; }
+  Traffic traffic() const {
+    if (ways != Ways::kBoth) return ways == Ways::kUp ? Traffic::kScatter : Traffic::kShards;
+    return root < 0 ? Traffic::kSum : Traffic::kBroadcast;
+  }
+  // The one rank that gives all, or owns all; -1 if there is none.
+  int only_rank() const { return ways == Ways::kBoth ? root : shards.owner; }
+  KvPairs Cut(uint64_t hash, size_t kv_pair_bytes, const std::vector<int>& servers) const {
+    if (ways == Ways::kBoth) return {hash, bytes(), kv_pair_bytes, servers};
+    return {shards, static_cast<size_t>(count), ElementBytes(dtype), kv_pair_bytes, servers};
+  }
   size_t bytes() const { return static_cast<size_t>(count) * ElementBytes(dtype); }
   DataType sent_dtype() const { return input_dtype.value_or(dtype); }
 };
@@ -83,28 +102,37 @@ struct ActiveExchange {
         site(site),
         step(step),
         pairs(std::move(pairs)),
+        places(this->exchange.ways == Ways::kBoth ? std::vector<size_t>() : this->pairs.PlacesInShards()),
         statistics(statistics),
         start(start),
         staging(staging),
+        form(this->exchange.shards.first),
         pending(this->pairs.size() + 1),
         is_added_up(this->pairs.size()),
         has_header(this->pairs.size()),
         has_result(this->pairs.size()),
         is_sending(this->pairs.size()),
-        staged(staging ? this->pairs.size() : 0) {}
+        staged(staging || this->exchange.ways == Ways::kUp ? this->pairs.size() : 0) {}
 
   // Where this rank's part of a KV pair and its result are, in the memory that the network reads and writes.
   const char* input(size_t pair) const {
     return staging ? staged[pair].memory.get() + staged[pair].input : given_input(pair);
   }
-  char* output(size_t pair) const { return staging ? staged[pair].memory.get() : given_output(pair); }
+  char* output(size_t pair) const {
+    char* const memory = staged.empty() ? nullptr : staged[pair].memory.get();
+    return memory ? memory : given_output(pair);
+  }
 
   // The same where the caller has them.
   const char* given_input(size_t pair) const {
-    const size_t element = pairs[pair].offset / ElementBytes(exchange.dtype);
+    const size_t byte = exchange.ways == Ways::kDown ? places[pair] : pairs[pair].offset;
+    const size_t element = byte / ElementBytes(exchange.dtype);
     return static_cast<const char*>(exchange.input) + element * ElementBytes(exchange.sent_dtype());
   }
-  char* given_output(size_t pair) const { return static_cast<char*>(exchange.output) + pairs[pair].offset; }
+  char* given_output(size_t pair) const {
+    const size_t byte = exchange.ways == Ways::kUp ? places[pair] : pairs[pair].offset;
+    return static_cast<char*>(exchange.output) + byte;
+  }
   size_t input_bytes(size_t pair) const {
     return pairs[pair].bytes / ElementBytes(exchange.dtype) * ElementBytes(exchange.sent_dtype());
   }
@@ -117,11 +145,12 @@ struct ActiveExchange {
   const uint64_t site;  // hash of its name
   const uint64_t step;  // how often this rank has submitted the site before
   const KvPairs pairs;
+  const std::vector<size_t> places;  // by KV pair: see PlacesInShards; empty if the ways are both
   SiteStatistics& statistics;
   const Clock::time_point start;
   Staging* const staging;
 
-  uint32_t form = 0;         // of this rank's factors, which it sends dense; see gather_exchanges.h
+  uint32_t form;             // of this rank's factors, which it sends dense, see gather_exchanges.h; or of the shards
   uint32_t common_form = 0;  // the form of all ranks' factors, 0 if forms differ
 
   // What must still happen: results to come, bulk sends from input or output to leave, what goes to other GPUs to be
@@ -133,7 +162,8 @@ struct ActiveExchange {
   // By KV pair: the network still reads what the result overwrites, an input in place or a node's sum.
   std::vector<char> is_sending;
   std::map<size_t, std::function<void()>> deferred;  // by KV pair: takes the result when `is_sending` has passed
-  std::vector<StagedPair> staged;                    // by KV pair; empty without `staging`
+  // By KV pair; empty without `staging`, but for sums of nodes of which this rank does not get the result.
+  std::vector<StagedPair> staged;
 };
 
 // Says that `peer` has sent `what` more than once, of the KV pair or part of factors in `header`.

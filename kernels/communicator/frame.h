@@ -36,6 +36,8 @@ enum class Traffic : uint8_t {
   kSum,        // servers sum what all ranks contribute; one without payload adds nothing
   kBroadcast,  // servers pass on what `root` contributes
   kGather,     // every rank gets the factors of all, or their rows
+  kScatter,    // as kSum, but nothing comes down: every rank gets its shard of the sum
+  kShards,     // nothing goes up: servers give all ranks their shards
 };
 
 // Payloads up to this size travel inside the packet; one copy is cheaper than one more message.
@@ -47,7 +49,8 @@ struct FrameHeader {
   Traffic traffic;     // how the tensor is exchanged
   uint8_t sent_dtype;  // DataType of this payload: a part of a sum may be narrower than the sum, see Exchange; of
                        // kGpuFactors, 1 if more rows of this part follow, else 0
-  int32_t root;        // the only contributing rank of a broadcast, -1 for a sum; whose factors these are
+  int32_t root;        // the only contributing rank of a broadcast, -1 for a sum; whose factors these are; of shards,
+                       // the rank that owns all elements, -1 for all servers
   uint64_t site;       // hash of the site's name
   uint64_t step;       // how often this site was exchanged before (of a KV pair: dense; of factors: in either way), no
                        // step of the training; of a ping and its answer, a number
@@ -56,11 +59,14 @@ struct FrameHeader {
   uint64_t offset;     // first byte of this KV pair in the tensor; of factors, the bytes of one row
   uint64_t length;     // bytes of payload
   uint32_t tag;        // bulk tag, unique among the sender's transfers in flight to this peer; place in a window
-  uint32_t detail;     // of factors: which part; of a gradient: see DenseForm in gather_exchanges.h
+  uint32_t detail;     // of factors: which part; of a gradient: see DenseForm in gather_exchanges.h; of shards: see
+                       // ShardLayout
 
   // Whether the payload is the bulk transfer `tag`, or in a window; otherwise it follows this header.
   bool is_bulk() const { return length > kInlineBytes && !is_in_window(); }
   bool is_in_window() const { return kind >= FrameKind::kGpuContribution && kind <= FrameKind::kGpuFactors; }
+  // Whether the tensor is cut into shards.
+  bool is_of_shards() const { return traffic == Traffic::kScatter || traffic == Traffic::kShards; }
   bool is_result() const { return kind == FrameKind::kResult || kind == FrameKind::kGpuResult; }
   size_t bytes_that_follow() const { return is_bulk() || is_in_window() ? 0 : length; }
 };

@@ -51,32 +51,40 @@ std::string FrameChecks::Wrong(int peer, const FrameHeader& header) const {
 }
 
 std::string FrameChecks::WrongKvPair(int peer, const FrameHeader& header) const {
-  const bool is_sum = header.traffic == Traffic::kSum, is_result = header.is_result();
+  const bool is_scatter = header.traffic == Traffic::kScatter, is_of_shards = header.is_of_shards();
+  const bool is_sum = header.traffic == Traffic::kSum || is_scatter, is_result = header.is_result();
   const auto dtype = static_cast<DataType>(header.dtype);
   if (dtype > DataType::kBytes || (is_sum && dtype == DataType::kBytes)) {
     return Text("element type ", int{header.dtype}, ", expected 0 to ", static_cast<int>(DataType::kBytes) - is_sum);
   }
-  const bool is_root = is_sum ? header.root == -1 : header.root >= 0 && header.root < size_;
-  if (!is_root || (!is_sum && header.traffic != Traffic::kBroadcast)) {
+  const bool may_be_none = is_sum || is_of_shards, may_be_rank = !is_sum || is_of_shards;
+  const bool is_root = (may_be_none && header.root == -1) || (may_be_rank && header.root >= 0 && header.root < size_);
+  if (!is_root || (!is_sum && !is_of_shards && header.traffic != Traffic::kBroadcast)) {
     return Text("a KV pair of traffic ", static_cast<int>(header.traffic), " and root ", header.root,
-                ", expected a sum of root -1 or a broadcast of root 0 to ", size_ - 1);
+                ", expected a sum of root -1 or a broadcast of root 0 to ", size_ - 1, ", or shards of one of them");
+  }
+  if (is_of_shards && is_result == is_scatter) {
+    return Text(is_result ? "a result" : "a part", " of traffic ", static_cast<int>(header.traffic),
+                ", expected one of the way that it takes");
   }
   const auto sent_dtype = static_cast<DataType>(header.sent_dtype);
   if (sent_dtype != dtype && (!is_sum || is_result || !CanBeSummand(sent_dtype, dtype))) {
     return Text(is_result ? "a result" : "a part", " of element type ", int{header.sent_dtype}, ", expected ",
                 int{header.dtype}, " or, of a sum of floats, a half or bfloat16");
   }
-  if (header.count > SIZE_MAX / ElementBytes(dtype)) {
+  if (header.count > SIZE_MAX / std::max(ElementBytes(dtype), sizeof(float))) {
     return Text(header.count, " elements of ", Name(dtype), ", expected as many as have an address");
   }
   const size_t bytes = header.count * ElementBytes(dtype);
-  const KvPairs pairs(header.site, bytes, kv_pair_bytes_, servers_);
+  const ShardLayout layout{header.detail, header.root};
+  const KvPairs pairs = is_of_shards ? KvPairs(layout, header.count, ElementBytes(dtype), kv_pair_bytes_, servers_)
+                                     : KvPairs(header.site, bytes, kv_pair_bytes_, servers_);
   const size_t index = header.offset < bytes ? pairs.IndexOf(header.offset) : 0;
   if (header.offset >= bytes || pairs[index].offset != header.offset) {
     return Text("a KV pair at byte ", header.offset, " of ", bytes, ", expected where one begins");
   }
   const KvPair pair = pairs[index];
-  if (header.is_in_window() && !(is_sum && routes_->IsLocal(peer))) {
+  if (header.is_in_window() && !(header.traffic == Traffic::kSum && routes_->IsLocal(peer))) {
     return "a KV pair in a window, expected those of sums, of ranks that combine with this one";
   }
   const bool may_be_empty = is_sum && !is_result && !header.is_in_window();
@@ -84,7 +92,7 @@ std::string FrameChecks::WrongKvPair(int peer, const FrameHeader& header) const 
   if (header.length != length && !(may_be_empty && header.length == 0)) {
     return Text("a KV pair of ", header.length, " bytes, expected ", length, may_be_empty ? " or none" : "");
   }
-  bool is_way = peer == routes_->Up(pair.server) && header.root != rank_;
+  bool is_way = peer == routes_->Up(pair.server) && (is_of_shards || header.root != rank_);
   if (!is_result && is_sum) {
     const std::vector<int>& sources = routes_->Sources(pair.server);
     is_way = std::count(sources.begin(), sources.end(), peer) > 0;

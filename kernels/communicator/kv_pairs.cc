@@ -6,6 +6,7 @@
 #include "kv_pairs.h"
 
 #include <algorithm>
+#include <map>
 
 namespace poseidon {
 namespace {
@@ -16,13 +17,26 @@ constexpr size_t kMinKvPairBytes = size_t{16} << 10;
 // Bytes that are never divided, so that every KV pair is aligned for all element types and for cache lines.
 constexpr size_t kBlock = 64;
 
+// Bytes of an element of any type, where shards are cut.
+constexpr size_t kCountedBytes = 4;
+
 size_t CeilDiv(size_t a, size_t b) { return a / b + (a % b != 0); }
 
 }  // namespace
 
 KvPairs::KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes, const std::vector<int>& servers)
-    : bytes_(bytes), first_server_(site % servers.size()), servers_(&servers) {
-  const size_t num_servers = servers.size(), blocks = CeilDiv(bytes, kBlock);
+    : KvPairs(site, bytes, kv_pair_bytes, servers, /*owner=*/-1) {}
+
+KvPairs::KvPairs(const ShardLayout& layout, size_t count, size_t element_bytes, size_t kv_pair_bytes,
+                 const std::vector<int>& servers)
+    : KvPairs(layout.first, count * kCountedBytes, kv_pair_bytes, servers, layout.owner) {
+  bytes_ = count * element_bytes;
+  block_bytes_ = kBlock / kCountedBytes * element_bytes;
+}
+
+KvPairs::KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes, const std::vector<int>& servers, int owner)
+    : bytes_(bytes), block_bytes_(kBlock), first_server_(site % servers.size()), servers_(&servers), owner_(owner) {
+  const size_t num_servers = owner < 0 ? servers.size() : 1, blocks = CeilDiv(bytes, kBlock);
   size_ = CeilDiv(blocks, kv_pair_bytes / kBlock);
   size_ = std::max(size_, std::min(num_servers, CeilDiv(bytes, kMinKvPairBytes)));
   if (size_ > num_servers) size_ = CeilDiv(size_, num_servers) * num_servers;
@@ -33,14 +47,27 @@ KvPairs::KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes, const std::v
 
 KvPair KvPairs::operator[](size_t index) const {
   const size_t offset = Offset(index), end = std::min(Offset(index + 1), bytes_);
-  return {(*servers_)[(first_server_ + index) % servers_->size()], offset, end - offset};
+  const int server = owner_ < 0 ? (*servers_)[(first_server_ + index) % servers_->size()] : owner_;
+  return {server, offset, end - offset};
 }
 
 size_t KvPairs::IndexOf(size_t offset) const {
-  const size_t block = offset / kBlock, of_longer = longer_ * (blocks_ + 1);
+  const size_t block = offset / block_bytes_, of_longer = longer_ * (blocks_ + 1);
   return block < of_longer ? block / (blocks_ + 1) : longer_ + (block - of_longer) / blocks_;
 }
 
-size_t KvPairs::Offset(size_t index) const { return (index * blocks_ + std::min(index, longer_)) * kBlock; }
+std::vector<size_t> KvPairs::PlacesInShards() const {
+  std::vector<size_t> places;
+  std::map<int, size_t> ends;  // by server
+  for (size_t i = 0; i < size_; ++i) {
+    const KvPair pair = (*this)[i];
+    size_t& end = ends[pair.server];
+    places.push_back(end);
+    end += pair.bytes;
+  }
+  return places;
+}
+
+size_t KvPairs::Offset(size_t index) const { return (index * blocks_ + std::min(index, longer_)) * block_bytes_; }
 
 }  // namespace poseidon

@@ -41,7 +41,7 @@ std::vector<int> NodesOf(const Options& options, const Transport& transport) {
 
 uint64_t LayoutDigest(const Options& options, const std::vector<int>& nodes) {
   std::ostringstream text;
-  text << "poseidon frames 7;" << options.kv_pair_bytes << ";nodes";
+  text << "poseidon frames 8;" << options.kv_pair_bytes << ";nodes";
   for (int node : nodes) text << ';' << node;
   text << ";servers";
   for (int server : options.servers) text << ';' << server;

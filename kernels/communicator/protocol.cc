@@ -15,11 +15,9 @@
 namespace poseidon {
 namespace {
 
-// The largest piece in which tensors are copied: a KV pair of floats, with a part of half as many bytes.
-size_t PieceBytes(const Options& options) {
-  const auto bytes = static_cast<size_t>(options.kv_pair_bytes);
-  return bytes + bytes / 2 + 256;
-}
+// The largest piece in which tensors are copied: a KV pair of a shard of doubles, which are cut as floats are. One of
+// floats, with a part of half as many bytes, is smaller.
+size_t PieceBytes(const Options& options) { return 2 * static_cast<size_t>(options.kv_pair_bytes) + 256; }
 
 }  // namespace
 

@@ -11,15 +11,23 @@
 
 namespace poseidon {
 
-std::string Server::AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair) {
+std::string Server::DisagreementWith(const ActiveExchange& active) const {
+  for (auto found = pairs_.lower_bound({active.site, active.step, 0}); found != pairs_.end(); ++found) {
+    const auto& [site, step, offset] = found->first;
+    if (site != active.site || step != active.step) break;
+    for (int peer = 0; peer < transport_->size(); ++peer) {
+      const Contribution& contribution = found->second.contributions[peer];
+      if (contribution.state == State::kMissing) continue;
+      std::string disagreement = Disagreement(peer, contribution.header, transport_->rank(), active.exchange);
+      if (!disagreement.empty()) return disagreement;
+    }
+  }
+  return "";
+}
+
+void Server::AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair) {
   const Key key = KeyOf(*active, pair);
   KvPairState& state = StateOf(key);
-  const Exchange& exchange = active->exchange;
-  for (int peer = 0; peer < transport_->size(); ++peer) {
-    if (state.contributions[peer].state == State::kMissing) continue;
-    std::string disagreement = Disagreement(peer, state.contributions[peer].header, transport_->rank(), exchange);
-    if (!disagreement.empty()) return disagreement;
-  }
   state.own = active;
   if (!active->staging) {
     GiveOwn(active, pair);
@@ -28,7 +36,6 @@ std::string Server::AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t
     state.times.Arrived(transport_->rank(), Clock::now());  // others need not wait for it
     FinishIfComplete(key);
   }
-  return "";
 }
 
 void Server::GiveOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair) {

@@ -54,9 +54,11 @@ class Server {
         on_need_(std::move(on_need)),
         take_(std::move(take)) {}
 
-  // Adds this rank's own part of a KV pair; if that is on a GPU, GiveOwn must follow. Returns how another rank's part
-  // disagrees with it, or an empty text.
-  std::string AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair);
+  // Returns how a part of another rank that is already there disagrees with what this rank exchanges, or an empty text.
+  std::string DisagreementWith(const ActiveExchange& active) const;
+
+  // Adds this rank's own part of a KV pair; if that is on a GPU, GiveOwn must follow.
+  void AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair);
   void GiveOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair);
 
   // Parts that other ranks of this node contribute, in their order.

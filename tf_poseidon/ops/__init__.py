@@ -1,8 +1,8 @@
-"""The exchange ops: sums and broadcasts over the ranks of the job, in eager code and in graphs.
+"""The exchange ops: sums, shards and broadcasts over the ranks of the job, in eager code and in graphs.
 
 Every exchange in a step has its own name, the same on all ranks; that of a gradient is its site.
 
-Tests: tests/communicator/test_ops.py, tests/graphs/test_partition_own.py.
+Tests: tests/communicator/test_ops.py, tests/communicator/test_shards.py, tests/graphs/test_partition_own.py.
 """
 
 from collections.abc import Iterable
@@ -47,6 +47,56 @@ def sync(gradient: tf.Tensor, site: str, contributes: tf.Tensor | bool = True, s
         return _unordered(library.load()[0].poseidon_sync(
             gradient=gradient, contributes=contributes, site=site,
             shape=tf.TensorShape(shape), wire_dtype=wire_dtype or "", eager=tf.executing_eagerly()))
+
+
+def shard(tensor: tf.Tensor, layout: str, owner: int = -1) -> tf.Tensor:
+    """Returns this rank's shard of a tensor that it has whole: the elements that it owns.
+
+    Args:
+        tensor: Numeric or bool tensor of any shape.
+        layout: The variable's path. Tensors with the same number of elements, layout and owner have the same shards,
+            whatever their types.
+        owner: The rank that owns all elements; -1 spreads them over the servers.
+
+    Returns:
+        [n], of the tensor's type; empty where this rank owns nothing.
+    """
+    with _beside("PoseidonShard", tensor):
+        return _unordered(library.load()[0].poseidon_shard(tensor=tensor, layout=layout, owner=owner))
+
+
+def reduce_scatter(gradient: tf.Tensor, site: str, layout: str, owner: int = -1, contributes: tf.Tensor | bool = True,
+                   shape: tf.TensorShape | None = None, wire_dtype: str | None = None) -> tf.Tensor:
+    """Returns this rank's `shard` of the sum of one variable's gradient over all ranks.
+
+    Args:
+        gradient, site, contributes, shape, wire_dtype: Same as in `sync`.
+        layout, owner: Same as in `shard`.
+
+    Returns:
+        [n], of the gradient's type, with the bits that `sync` gives these elements.
+    """
+    with _beside("PoseidonReduceScatter", gradient):
+        return _unordered(library.load()[0].poseidon_reduce_scatter(
+            gradient=gradient, contributes=contributes, site=site, layout=layout, owner=owner,
+            shape=tf.TensorShape(shape), wire_dtype=wire_dtype or "", eager=tf.executing_eagerly()))
+
+
+def gather_shards(own_shard: tf.Tensor, site: str, shape: tf.TensorShape, layout: str, owner: int = -1) -> tf.Tensor:
+    """Returns the whole tensor of which each rank has its `shard`.
+
+    Args:
+        own_shard: [n], this rank's; numeric or bool.
+        site: A name that is the same on all ranks and not in flight twice.
+        shape: The tensor's shape, fully known.
+        layout, owner: Same as in `shard`.
+
+    Returns:
+        A tensor of this shape, with the same bits on all ranks.
+    """
+    with _beside("PoseidonGatherShards", own_shard):
+        return _unordered(library.load()[0].poseidon_gather_shards(
+            shard=own_shard, site=site, layout=layout, owner=owner, shape=shape))
 
 
 def sync_slices(gradient: tf.IndexedSlices, shape: tf.TensorShape, site: str, contributes: tf.Tensor | bool = True,
@@ -406,3 +456,6 @@ tf.no_gradient("PoseidonSync")
 tf.no_gradient("PoseidonSyncSlices")
 tf.no_gradient("PoseidonAllGather")
 tf.no_gradient("PoseidonBroadcast")
+tf.no_gradient("PoseidonShard")
+tf.no_gradient("PoseidonReduceScatter")
+tf.no_gradient("PoseidonGatherShards")

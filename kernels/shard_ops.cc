@@ -1,0 +1,113 @@
+// The ops of shards: the elements of a tensor that one rank owns. An exchange of PoseidonSync is divided into its way
+// up and its way down, so that each rank computes what it owns in between.
+//
+// Tests: tests/communicator/test_shards.py.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace poseidon {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status ShardShape(InferenceContext* c) {
+  c->set_output(0, c->Vector(c->UnknownDim()));
+  return absl::OkStatus();
+}
+
+absl::Status ReduceScatterShape(InferenceContext* c) {
+  tensorflow::PartialTensorShape partial;
+  ShapeHandle scalar, known, merged;
+  TF_RETURN_IF_ERROR(c->GetAttr("shape", &partial));
+  TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(partial, &known));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &scalar));
+  TF_RETURN_IF_ERROR(c->Merge(c->input(0), known, &merged));
+  return ShardShape(c);
+}
+
+absl::Status GatherShardsShape(InferenceContext* c) {
+  tensorflow::TensorShape whole;
+  ShapeHandle shard, shape;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &shard));
+  TF_RETURN_IF_ERROR(c->GetAttr("shape", &whole));
+  TF_RETURN_IF_ERROR(c->MakeShapeFromTensorShape(whole, &shape));
+  c->set_output(0, shape);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("PoseidonShard")
+    .Input("tensor: T")
+    .Output("shard: T")
+    .Attr(
+        "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32,"
+        " uint64, bool}")
+    .Attr("layout: string")
+    .Attr("owner: int >= -1 = -1")
+    .SetIsStateful()
+    .SetShapeFn(ShardShape)
+    .Doc(R"doc(
+Returns this rank's shard of a tensor. Stateful, since a saved graph runs in many jobs.
+
+Tensors with the same number of elements, layout and owner have the same shards, whatever their types. Shards of small
+tensors may be empty.
+
+tensor: The whole tensor.
+shard: The elements that this rank owns, [n].
+layout: The path of the variable: it chooses which servers own which elements.
+owner: The rank that owns all elements; -1 spreads them over the servers.
+)doc");
+
+REGISTER_OP("PoseidonReduceScatter")
+    .Input("gradient: T")
+    .Input("contributes: bool")
+    .Output("shard: T")
+    .Attr("T: {half, bfloat16, float, double, int32, int64}")
+    .Attr("site: string")
+    .Attr("layout: string")
+    .Attr("owner: int >= -1 = -1")
+    .Attr("shape: shape = { unknown_rank: true }")
+    .Attr("wire_dtype: {'', 'bfloat16'} = ''")
+    .Attr("eager: bool = false")
+    .Attr("priority: int = 0")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(ReduceScatterShape)
+    .Doc(R"doc(
+Sums a gradient over all ranks and returns this rank's shard of the sum: the way up of PoseidonSync, with its bits.
+
+gradient, contributes, site, shape, wire_dtype, eager, priority: Same as in PoseidonSync.
+shard: Of the sum, [n].
+layout, owner: Same as in PoseidonShard.
+)doc");
+
+REGISTER_OP("PoseidonGatherShards")
+    .Input("shard: T")
+    .Output("tensor: T")
+    .Attr(
+        "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32,"
+        " uint64, bool}")
+    .Attr("site: string")
+    .Attr("layout: string")
+    .Attr("owner: int >= -1 = -1")
+    .Attr("shape: shape")
+    .Attr("priority: int = 0")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(GatherShardsShape)
+    .Doc(R"doc(
+Gives every rank the tensor of which all ranks have shards: the way down of PoseidonSync.
+
+shard: This rank's shard of the tensor, [n].
+tensor: The whole tensor, with the same bits on all ranks.
+site: A name that is the same on all ranks and not in flight twice.
+layout, owner: Same as in PoseidonShard.
+shape: The tensor's shape.
+priority: Same as in PoseidonSync.
+)doc");
+
+}  // namespace poseidon

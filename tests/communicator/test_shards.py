@@ -1,0 +1,153 @@
+"""The ops of shards: what ranks own of a tensor, its sum, and how it becomes whole again; tests/native has more."""
+
+import loopback_ranks
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_poseidon import ops
+from tf_poseidon.job import communicator
+from tf_poseidon.options import JobOptions
+
+KV_PAIR = 4096
+# Ranks, and how many of them combine; one rank alone, one per node, and with gateways.
+JOBS = {"alone": (1, 1), "nodes": (3, 1), "gateways": (4, 2), "uneven": (5, 2), "one node": (3, 3)}
+KERNELS = ["", "emulated_gpu"]
+COUNTS = [0, 1, 7, 4095, 20011]
+
+
+@pytest.fixture
+def job(request):
+    size, ranks_per_node = JOBS[request.param]
+    joined = communicator.join_loopback(size, JobOptions(
+        timeout_s=30, kv_pair_bytes=KV_PAIR, ranks_per_node=ranks_per_node, staging_bytes=1))
+    communicator.use_ranks_for_ops(joined)
+    yield joined
+    communicator.use_ranks_for_ops([])
+    for rank in joined:
+        rank.leave()
+
+
+def run(job, of_rank, kernel=""):
+    """Returns what each rank computes in its second step; `of_rank` builds its outputs."""
+    found = loopback_ranks.run([kernel] * len(job), lambda _, rank: of_rank(rank), steps=2)
+    return [steps[-1] for steps in found]
+
+
+def values(count, rank):
+    return np.arange(count) % 11 + rank
+
+
+@pytest.mark.parametrize("job", JOBS, indirect=True)
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("owner", [-1, 0])
+def test_halves_of_an_exchange_have_the_bits_of_the_whole(job, count, kernel, owner):
+    """Of sums that depend on the order in which they are added, where the last rank is left out."""
+    layout = {"layout": "layer/kernel", "owner": owner}
+    tensors = [np.random.default_rng(rank).normal(size=count).astype(np.float32) for rank in range(len(job))]
+
+    def of_rank(rank):
+        gives = {"contributes": rank == 0 or rank + 1 < len(job)}
+        total = ops.sync(tf.constant(tensors[rank]), "sum", **gives)
+        own = ops.reduce_scatter(tf.constant(tensors[rank]), "scatter", **layout, **gives)
+        return total, own, ops.shard(total, **layout), ops.gather_shards(own, "shards", [count], **layout)
+
+    found = run(job, of_rank, kernel)
+    for total, own, of_total, whole in found:
+        np.testing.assert_array_equal(total, found[0][0])
+        np.testing.assert_array_equal(own, of_total)
+        np.testing.assert_array_equal(whole, total)
+    sizes = [own.size for _, own, _, _ in found]
+    assert sum(sizes) == count
+    assert owner < 0 or sizes[owner] == count
+    if owner < 0 and count == COUNTS[-1]:
+        assert max(sizes) - min(sizes) <= 2 * KV_PAIR // 4
+
+
+# By type of the tensor, the one in which it is a sum; None where it cannot be added.
+TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float64": "float64", "int32": "int32", "int64": "int64",
+         "int8": None, "uint16": None, "uint64": None, "bool": None}
+
+
+@pytest.mark.parametrize("job", ["gateways"], indirect=True)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_tensors_of_all_types_are_divided_alike(job, dtype, kernel):
+    count = COUNTS[-1]
+    whole = np.arange(count) % 2 if dtype == "bool" else values(count, 0)
+
+    def of_rank(rank):
+        floats = ops.shard(tf.range(count, dtype=tf.float32), "x")
+        own = ops.shard(tf.cast(whole, dtype), "x")
+        gathered = ops.gather_shards(own, "shards", [1, count], "x")
+        total = ops.reduce_scatter(tf.cast(values(count, rank), dtype), "sum", "x") if TYPES[dtype] else own
+        return floats, tf.cast(own, tf.int32), tf.cast(gathered, tf.int32), tf.cast(total, tf.int32)
+
+    expected = sum(values(count, rank) for rank in range(len(job))) if TYPES[dtype] else whole
+    for floats, own, gathered, total in run(job, of_rank, kernel):
+        places = floats.astype(int)
+        np.testing.assert_array_equal(own, whole[places])
+        np.testing.assert_array_equal(gathered, [whole])
+        np.testing.assert_array_equal(total, expected[places])
+
+
+@pytest.mark.parametrize("job", ["gateways"], indirect=True)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_narrow_on_the_wire(job, dtype, kernel):
+    """A shard is rounded as the sum of `sync` is."""
+    tensors = [np.random.default_rng(rank).normal(size=COUNTS[-1]) for rank in range(len(job))]
+
+    def of_rank(rank):
+        gradient = tf.constant(tensors[rank], dtype)
+        total = ops.sync(gradient, "sum", wire_dtype="bfloat16")
+        return ops.shard(total, "x"), ops.reduce_scatter(gradient, "scatter", "x", wire_dtype="bfloat16")
+
+    for expected, own in run(job, of_rank, kernel):
+        np.testing.assert_array_equal(own, expected)
+
+
+@pytest.mark.parametrize("job", ["nodes"], indirect=True)
+def test_each_half_sends_half_as_much(job):
+    count = 3 * 16 * 1024
+
+    def of_rank(rank):
+        gradient = tf.ones(count)
+        own = ops.reduce_scatter(gradient, "scatter", "x")
+        return ops.sync(gradient, "sum"), ops.gather_shards(own, "shards", [count], "x")
+
+    for rank in job:
+        rank.record_events(100)
+    run(job, of_rank)
+    for rank in job:
+        sent = {name: (site["sent_bytes"], site["received_bytes"], site["count"])
+                for name, site in rank.statistics()["sites"].items()}
+        half = 2 * 4 * count * 2 // 3  # in two steps
+        assert sent == {"sum": (2 * half, 2 * half, 2), "scatter": (half, half, 2), "shards": (half, half, 2)}
+        events = [(event[0], event[1], event[4]) for event in rank.events()["events"]]
+        assert sorted(events) == sorted(2 * [("ps", "sum", 4 * count), ("scatter", "scatter", 4 * count),
+                                             ("shards", "shards", 4 * count)])
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bool])
+def test_static_shapes(dtype):
+    @tf.function(input_signature=[tf.TensorSpec((2, 3), dtype)])
+    def function(x):
+        own = ops.shard(x, "x")
+        return own, ops.gather_shards(own, "s", [2, 3], "x")
+
+    own, whole = function.get_concrete_function().outputs
+    assert own.shape.as_list() == [None] and whole.shape.as_list() == [2, 3]
+    with pytest.raises(ValueError, match="must be rank 1"), tf.Graph().as_default():
+        ops.gather_shards(tf.zeros([2, 3], dtype), "s", [2, 3], "x")
+
+
+@pytest.mark.parametrize("job", ["alone"], indirect=True)
+@pytest.mark.parametrize("build, says", [
+    (lambda _: ops.shard(tf.zeros(3), "x", owner=1), "has owner 1, expected -1 or a rank of 1; give each variable"),
+    (lambda _: ops.gather_shards(tf.zeros(3), "s", [4], "x"),
+     "'s' gathers a shard of 3 elements, expected 4 of a tensor of shape .4.; give it what PoseidonShard")])
+def test_refusals(job, build, says):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=says):
+        run(job, build)
