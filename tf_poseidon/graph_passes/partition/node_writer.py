@@ -90,12 +90,12 @@ class NodeWriter:
         """Returns the `types_pb2.DataType` of an input."""
         return self._emitter.dtype_of(graph_lib.data_inputs(self.node)[i])
 
-    def same(self, suffix: str) -> str:
-        """Adds the op itself, and returns its first output."""
+    def same(self, suffix: str, inputs: Sequence[str] | None = None) -> str:
+        """Adds the op itself, perhaps with other inputs, and returns its first output."""
         copy = node_def_pb2.NodeDef()
         copy.CopyFrom(self.node)
         copy.name = f"{PREFIX}/of/{self.node.name}/{suffix}"
-        copy.input[:] = [*self.inputs, *self._controls]
+        copy.input[:] = [*(self.inputs if inputs is None else inputs), *self._controls]
         self._emitter.nodes.append(copy)
         return copy.name
 
@@ -140,9 +140,9 @@ class NodeWriter:
         return self._emitter.reduced(tensor, state, dtype or self.node.attr["T"].type, f"{PREFIX}/{tensor}",
                                      self._place, self.node.name)
 
-    def added_up(self, suffix: str, tensor: str, dtype: int, shape: graph_lib.Shape) -> str:
+    def added_up(self, suffix: str, tensor: str, dtype: int, shape: graph_lib.Shape, state: Partial = SUM) -> str:
         """Returns the sum over the ranks of a summand that was made for this op, and has a known shape."""
-        return self._emitter.reduced(tensor, SUM, dtype, f"{PREFIX}/{tensor}", self._place,
+        return self._emitter.reduced(tensor, state, dtype, f"{PREFIX}/{tensor}", self._place,
                                      f"{self.node.name}/{suffix}", shape)
 
     def of_one_rank(self, node: str) -> list[str]:

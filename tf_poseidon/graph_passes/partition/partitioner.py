@@ -27,6 +27,7 @@ from tf_poseidon.graph_passes.partition.emit import row_parts
 from tf_poseidon.graph_passes.partition.propagate import dividing
 from tf_poseidon.graph_passes.partition.propagate import held_summands
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
+from tf_poseidon.graph_passes.partition.propagate import shard_summands
 from tf_poseidon.graph_passes.partition.row_loops import loop_outcomes
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 
@@ -42,11 +43,15 @@ class KnownVariables:
         paths: The path of each variable; others are named after their node.
         summands: Those that hold summands, see held_summands.py.
         candidates: Those that hold summands if the graph needs none of them whole.
+        shards: The layouts of those that hold shards.
+        shard_candidates: The layouts of those that hold shards if the graph needs none of these whole.
     """
 
     paths: Mapping[str, str] = dataclasses.field(default_factory=dict)
     summands: Collection[str] = ()
     candidates: Collection[str] = ()
+    shards: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    shard_candidates: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +63,7 @@ class PartitionedGraph:
         fetches: The names of the fetches in it.
         report: The `report.PartitionReport`.
         summands: Names of the nodes from which the resources of variables that hold summands come.
+        shards: The same of variables that hold shards.
         own: The numbers of the fetches of which each rank has its own rows; those of all ranks follow one another.
     """
 
@@ -65,6 +71,7 @@ class PartitionedGraph:
     fetches: tuple[str, ...]
     report: report_lib.PartitionReport
     summands: frozenset[str]
+    shards: frozenset[str] = frozenset()
     own: frozenset[int] = frozenset()
 
 
@@ -95,15 +102,23 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     needed = [fetch for fetch in fetches if fetch not in own]
     given = frozenset(variables.summands)
     summands = given | held_summands.candidates(sizes.graph, variables.candidates)
+    shards = {**variables.shards, **{name: variables.shard_candidates[name] for name in held_summands.candidates(
+        sizes.graph, variables.shard_candidates)}}
     while True:
-        propagated = dividing.propagate(sizes, summands, needed, kept, loops)
+        held: dict[str, states.State] = {name: states.Shard(layout) for name, layout in shards.items()}
+        propagated = dividing.propagate(sizes, held | dict.fromkeys(summands, states.HELD), needed, kept, loops)
         # What is no rows becomes whole, so that its exchange counts.
         if missing := [fetch for fetch in own if fetch not in needed
                        and propagated.states.get(tensors.canonical(fetch)) != states.Rows(0)]:
             needed += missing
             continue
         whole = held_summands.made_whole(sizes.graph, propagated.states, propagated.outcomes, (*fetches, *kept)) - given
-        if not whole:
+        gathered = shard_summands.made_whole(sizes.graph, propagated.states, propagated.outcomes, fetches,
+                                             propagate_lib.UPDATES)
+        former = len(shards)
+        shards = {name: layout for name, layout in shards.items()
+                  if name in variables.shards or states.Shard(layout) not in gathered}
+        if not whole and len(shards) == former:
             break
         summands -= whole
     writer = graph_writer.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, variables.paths))
@@ -111,6 +126,10 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     for node in nodes:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]
+        if node.name in shards:  # what it holds has another shape on each rank
+            for shape in (*node.attr["_handle_shapes"].list.shape, node.attr["shape"].shape):
+                shape.Clear()
+                shape.unknown_rank = True
     graph_def = graph_lib.with_nodes(graph_def, nodes)
     exchanges: Sequence[report_lib.ExchangedTensor] = writer.exchanges
     if runs_whole:
@@ -118,7 +137,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     report = report_lib.PartitionReport(
         tuple(exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
         graph_writer.num_by_rows(propagated), len(propagated.ordered))
-    return PartitionedGraph(graph_def, tuple(fetched), report, summands,
+    return PartitionedGraph(graph_def, tuple(fetched), report, summands, frozenset(shards),
                             frozenset(i for i, fetch in enumerate(fetches) if fetch in of_rows))
 
 

@@ -58,11 +58,26 @@ class Own:
         return "own"
 
 
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """The elements of the one-process value that the rank owns as server: its KV pairs, one after the other, flat.
+
+    Attributes:
+        layout: The path of the variable after which its KV pairs are assigned to servers. Tensors of the same layout
+            and number of elements have the same elements on a rank.
+    """
+
+    layout: str
+
+    def __str__(self) -> str:
+        return f"shard({self.layout})"
+
+
 WHOLE = Whole()
 OWN = Own()
 SUM = Partial("sum")
 HELD = Partial("held")
-State = Whole | Rows | Partial | Own
+State = Whole | Rows | Partial | Own | Shard
 
 # Reductions for which the one-process value, on all ranks, is a valid summand.
 IDEMPOTENT = ("max", "min", "all", "any")

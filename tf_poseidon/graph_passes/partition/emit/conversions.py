@@ -9,6 +9,9 @@ Ensures: nodes that convert a tensor are below "poseidon/" and the tensor's name
 | partial | held | the summand, zeros on ranks without rows |
 | partial | whole | `PoseidonSync`, whose site is then planned; other reductions by gathering |
 | rows | whole | `PoseidonAllGather`; blocks of rows lie beside each other meanwhile |
+| partial | shard | `PoseidonReduceScatter` |
+| whole | shard | a copy of its elements |
+| shard | whole | `PoseidonGatherShards` |
 
 Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_golden.py.
 """
@@ -31,6 +34,7 @@ from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
@@ -83,7 +87,7 @@ class Conversions:
         native = self._written.computed_state(name)
         if state is None or state == native:
             return self._written.renamed.get(name, name)
-        key = (name, state) if state in (WHOLE, HELD) else (name, state, rows_node)
+        key = (name, state) if state in (WHOLE, HELD) or isinstance(state, Shard) else (name, state, rows_node)
         if key not in self._converted:
             self._converted[key] = self._convert(name, native, state, rows_node)
         return self._converted[key]
@@ -98,10 +102,15 @@ class Conversions:
         value = self._written.renamed.get(name, name)
         if state == HELD and native == SUM:
             return self._selected(value, self._parts.part(place)[1], dtype, f"{prefix}/held")
+        if isinstance(state, Shard) and isinstance(native, Partial) and self._exchanges.can_scatter(native, dtype):
+            return self._exchanges.scattered(value, native, state, dtype, prefix, place, name)
         if state != WHOLE:
             whole = value if native == WHOLE else self.tensor(name, WHOLE)
             if state == HELD:  # from exactly one rank, whichever rows it is added to
                 return self._selected(whole, self._parts.part(place)[2], dtype, f"{prefix}/held")
+            if isinstance(state, Shard):
+                writer = self._written.writer(f"{prefix}/shard", self._written.device_of(value))
+                return writer.add("", "PoseidonShard", [whole], T=dtype, layout=state.layout)
             if len(self._written.rows_nodes) > 1:
                 prefix = f"{prefix}/for/{rows_node}"
             return self._from_whole(whole, name, state, dtype, prefix, frames_lib.Place(place.frame, rows_node))
@@ -109,6 +118,8 @@ class Conversions:
             if self.is_available(name):
                 return self._again(name)
             return self._exchanges.gathered(value, native, dtype, prefix, place, name)
+        if isinstance(native, Shard):
+            return self._exchanges.joined_shards(value, native, dtype, prefix, place, name)
         assert isinstance(native, Partial)
         return self._exchanges.reduced(value, native, dtype, prefix, place, name)
 

@@ -36,6 +36,7 @@ from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -141,6 +142,31 @@ class GraphExchanges:
         types = {} if op in ("All", "Any") else {"T": dtype}
         return writer.add("", op, [rows, axis], Tidx=types_pb2.DT_INT32, keep_dims=False, **types)
 
+    def scattered(self, value: str, state: Partial, shard: Shard, dtype: int, prefix: str, place: frames_lib.Place,
+                  name: str) -> str:
+        """Sums the summands of all ranks, of which each rank gets its shard."""
+        exchange = self._exchange("scatter", name, self._written.constant_shape(name), dtype, place.frame,
+                                  is_gathered=False)
+        device = self._where_exchanged("PoseidonReduceScatter", value, dtype)
+        writer = self._written.writer(f"{prefix}/shard", device, exchange.provenance)
+        contributes = (writer.constant("contributes", np.array(True), value) if state == HELD
+                       else self._parts.part(place)[1])
+        return writer.add("", "PoseidonReduceScatter", [value, contributes], T=dtype, layout=shard.layout,
+                          shape=self._written.constant_shape(name), **exchange.attributes)
+
+    def joined_shards(self, value: str, shard: Shard, dtype: int, prefix: str, place: frames_lib.Place,
+                      name: str) -> str:
+        """Gives every rank the shards of all ranks, which are the tensor."""
+        exchange = self._exchange("shards", name, self._written.constant_shape(name), dtype, place.frame)
+        device = self._where_exchanged("PoseidonGatherShards", value, dtype)
+        writer = self._written.writer(f"{prefix}/whole", device, exchange.provenance)
+        return writer.add("", "PoseidonGatherShards", [value], T=dtype, layout=shard.layout,
+                          shape=self._written.constant_shape(name), **exchange.attributes)
+
+    def can_scatter(self, state: Partial, dtype: int) -> bool:
+        """Whether ranks can get shards of a sum of summands."""
+        return state in (SUM, HELD) and dtype in _SUMMED and self.is_in_step
+
     def taken_from_one(self, value: str, dtype: int, prefix: str, frame: frames_lib.Frame, name: str) -> str:
         """Gives every rank the value of rank 0."""
         exchange = self._exchange("value", name, self._written.constant_shape(name), dtype, frame)
@@ -152,7 +178,8 @@ class GraphExchanges:
                   is_gathered: bool = True) -> _Written:
         """Notes an exchange, and names its site; returns a `_Written`."""
         self.serialise(frame)
-        scheme = planning.BROADCAST if kind == "value" else planning.GATHER if is_gathered else ""
+        scheme = {"value": planning.BROADCAST, "scatter": "scatter", "shards": "shards"}.get(
+            kind, planning.GATHER if is_gathered else "")
         if not self.is_in_step:
             site = f"fetched/{kind}/{name}"  # unique, since each tensor is made whole once
             return _Written({"site": site}, provenance.Provenance(kind, site, scheme, is_fetched=True))
@@ -184,7 +211,7 @@ class GraphExchanges:
     def _before_rows(self) -> set[str]:
         """The tensors that are rows or summands, or from which such are computed."""
         queue = [tensors.tensor_of(name, i) for name, outcome in self._propagated.outcomes.items()
-                 for i, state in enumerate(outcome.gives) if state != WHOLE]
+                 for i, state in enumerate(outcome.gives) if state != WHOLE and not isinstance(state, Shard)]
         leading = set(queue)
         while queue:
             tensor = queue.pop()

@@ -20,6 +20,7 @@ from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.propagate import own_values
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
+from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 _READS = ("ReadVariableOp",)
@@ -77,7 +78,8 @@ def _used(graph: graph_lib.Graph, propagated: propagate_lib.Propagated) -> set[s
             if reader.name in seen:
                 continue
             seen.add(reader.name)
-            if any(state != WHOLE for state in propagated.outcomes[reader.name].gives):
+            if any(state != WHOLE and not isinstance(state, Shard)
+                   for state in propagated.outcomes[reader.name].gives):
                 used.add(source)
                 break
             if reader.op in (*_READS, *_REFERENCES, *_RESHAPED, *variables_lib.PASSED_ON, own_values.BEGINS):

@@ -16,6 +16,7 @@ from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
@@ -38,6 +39,8 @@ class ConvertibleStates:
             return True
         if OWN in (state, target):
             return False
+        if isinstance(target, Shard):
+            return target == state or not isinstance(state, Shard)
         if target == HELD:
             return state in (WHOLE, SUM)
         if isinstance(target, Partial):

@@ -37,6 +37,8 @@ from tf_poseidon.graph_passes.partition.rules import stores
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import Shard
+from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 # Ops that return a multiple of a summand, or the summand itself.
@@ -52,18 +54,18 @@ _ITERATIONS = 100
 _UNKNOWN, _NEVER = 1 << 64, 1 << 128
 
 
-def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str] = (), kept: Iterable[str] = (),
-              dividing: Mapping[str, Outcome] | None = None,
+def propagate(sizes: Sizes, held: Mapping[str, State] | None = None, fetches: Iterable[str] = (),
+              kept: Iterable[str] = (), dividing: Mapping[str, Outcome] | None = None,
               row_loops: Mapping[str, Outcome] | None = None) -> Propagated:
     """Returns the `Propagated` states of a graph.
 
     Args:
         sizes: Its `Sizes`.
-        summands, dividing, row_loops: Same as in `propagation.Propagation`.
+        held, dividing, row_loops: Same as in `propagation.Propagation`.
         fetches: Names of the tensors that must be whole.
         kept: Names of the nodes that may be read outside of the graph, and then must be whole.
     """
-    propagation = propagate_lib.Propagation(sizes, summands, dividing, row_loops)
+    propagation = propagate_lib.Propagation(sizes, held, dividing, row_loops)
     late = propagation.run()
     whole, gathered = _Network(sizes, late, fetches, kept).cut()
     return propagation.run(whole, gathered) if whole or gathered else late
@@ -112,7 +114,7 @@ class _Network:
         for tensor, takes in zip(inputs, outcome.takes):
             if not isinstance(self._late.states.get(tensor), Partial):
                 continue
-            if takes == WHOLE:
+            if takes == WHOLE or isinstance(takes, Shard):
                 self._needed.add(tensor)
             elif given or takes is not None and outcome.gives:  # variables that hold summands take them as they are
                 taken.append(tensor)

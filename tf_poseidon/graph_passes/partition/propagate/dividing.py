@@ -31,6 +31,7 @@ from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 # A divided region must have so many additions and multiplications for each byte that is gathered from it: those of
@@ -40,16 +41,16 @@ _OPERATIONS_PER_BYTE = 800
 _ROUNDS = 5
 
 
-def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str] = (), kept: Iterable[str] = (),
-              row_loops: Mapping[str, Outcome] | None = None) -> Propagated:
+def propagate(sizes: Sizes, held: Mapping[str, State] | None = None, fetches: Iterable[str] = (),
+              kept: Iterable[str] = (), row_loops: Mapping[str, Outcome] | None = None) -> Propagated:
     """Returns the `Propagated` states of a graph; the arguments are those of `cuts.propagate`."""
-    summands, fetches, kept, row_loops = list(summands), list(fetches), list(kept), row_loops or {}
-    whole = cuts.propagate(sizes, summands, fetches, kept, row_loops=row_loops)
+    fetches, kept, row_loops = list(fetches), list(kept), row_loops or {}
+    whole = cuts.propagate(sizes, held, fetches, kept, row_loops=row_loops)
     dividing = {name: outcome for name, outcome in _candidates(sizes, whole).items() if name not in row_loops}
     for _ in range(_ROUNDS):
         if not dividing:
             break
-        divided = cuts.propagate(sizes, summands, fetches, kept, dividing, row_loops)
+        divided = cuts.propagate(sizes, held, fetches, kept, dividing, row_loops)
         worse = set(_Regions(sizes, whole, divided, dividing).that_do_not_pay((*fetches, *kept)))
         if not worse:
             return divided

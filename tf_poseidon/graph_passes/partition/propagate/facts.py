@@ -3,14 +3,14 @@
 A pass finds the state of each tensor from the facts of earlier passes, and adds facts. There are two kinds of them:
 
 * A set gets another element: a node runs whole, since what it returns cannot be gathered; a summand is whole for all
-  its readers, since one needs it whole. Which need that is only noted when all other facts are known: as long as states
-  change, so do needs.
+  its readers, since one needs it whole, or a shard for all of them, since that is all they take. Which need that is
+  only noted when all other facts are known: as long as states change, so do needs.
 * Tensors that must have the same state get one: what enters a loop, comes back and leaves as one variable; lists with
   one origin; the elements of one stack or TensorArray. Such a state rises from unknown, which counts as whole, to the
   state that is found, and in the end to whole for good. In between, that of a loop or store may be replaced
   `MOST_CHANGES` times, each one level higher: it may have been found when another variable was still unknown.
 
-So a graph of n nodes, s summands and v variables of loops, lists and stores has at most n + s + (MOST_CHANGES + 2) v
+So a graph of n nodes, s summands and v variables of loops, lists and stores has at most n + 2 s + (MOST_CHANGES + 2) v
 facts, and there are no more passes than facts, and one. A pass that finds no new fact has used the same ones as the
 next pass would, so its states are those of all later passes, and all that the facts require holds in them.
 
@@ -23,6 +23,7 @@ from typing import Generic
 from typing import TypeVar
 
 from tf_poseidon.graph_passes.partition.containers.resource_stores import Store
+from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -68,7 +69,8 @@ class Facts:
 
     Attributes:
         whole_nodes: Names of the nodes that run whole, on inputs that are made whole.
-        whole_summands: Names of the summands that all their readers see whole.
+        whole_summands: Names of the summands that all their readers see whole, or as a shard.
+        shards: The shards that readers see of them, by name.
         loops: The states of loops' variables, by name of the Merge.
         lists: The states of lists, by name of the node that makes one.
         stores: The states of the elements of stacks and TensorArrays.
@@ -76,6 +78,7 @@ class Facts:
 
     whole_nodes: set[str]
     whole_summands: set[str]
+    shards: dict[str, Shard] = dataclasses.field(default_factory=dict)
     loops: AgreedStates[str] = dataclasses.field(default_factory=lambda: AgreedStates(MOST_CHANGES))
     lists: AgreedStates[str] = dataclasses.field(default_factory=AgreedStates)
     stores: AgreedStates[Store] = dataclasses.field(default_factory=lambda: AgreedStates(MOST_CHANGES))
@@ -83,5 +86,5 @@ class Facts:
     @property
     def number(self) -> int:
         """The number of facts."""
-        return (len(self.whole_nodes) + len(self.whole_summands) + self.loops.height + self.lists.height
-                + self.stores.height)
+        return (len(self.whole_nodes) + len(self.whole_summands) + len(self.shards) + self.loops.height
+                + self.lists.height + self.stores.height)

@@ -13,7 +13,6 @@ Tests: tests/graphs/test_partition_held.py.
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from collections.abc import Set
 import dataclasses
 
 from tensorflow.core.framework import node_def_pb2
@@ -24,6 +23,7 @@ from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.case import Case
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.states import HELD
+from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
@@ -34,28 +34,31 @@ _TAKES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _OTHERS = (*variables_lib.PASSED_ON, "VarHandleOp", "VariableShape", "VarIsInitializedOp", "DestroyResourceOp")
 
 
-def outcomes(graph: graph_lib.Graph, ordered: Iterable[node_def_pb2.NodeDef], summands: Set[str]) -> dict[str, Outcome]:
-    """Returns the `Outcome` of each node that reads or assigns a variable that holds summands, by name.
+def outcomes(graph: graph_lib.Graph, ordered: Iterable[node_def_pb2.NodeDef],
+             held: Mapping[str, State]) -> dict[str, Outcome]:
+    """Returns the `Outcome` of each node that reads or assigns a variable that holds summands or shards, by name.
 
     Args:
         graph: The `indexed_graph.Graph`.
         ordered: Its nodes.
-        summands: Names of the nodes from which the resources of these variables come.
+        held: What these variables hold, HELD or a `Shard`, by name of the node from which the resource comes.
 
     Raises:
         PoseidonError: If another op uses such a variable.
     """
     outcomes_of_held = {}
-    for node in ordered if summands else ():
-        sources = {variables_lib.source(graph, tensor) for tensor in graph.inputs(node)} & summands
+    for node in ordered if held else ():
+        sources = {variables_lib.source(graph, tensor) for tensor in graph.inputs(node)} & held.keys()
         if not sources or node.op in _OTHERS:
             continue
+        source = sources.pop()
         if node.op == "ReadVariableOp":
-            outcomes_of_held[node.name] = Outcome((WHOLE,), (HELD,))
+            outcomes_of_held[node.name] = Outcome((WHOLE,), (held[source],))
         elif node.op in _TAKES:
-            outcomes_of_held[node.name] = Outcome((WHOLE, HELD), ())
+            outcomes_of_held[node.name] = Outcome((WHOLE, held[source]), ())
         else:
-            raise GraphError(f"Variable '{sources.pop()}' holds summands, but is expected whole by the "
+            what = "a shard" if isinstance(held[source], Shard) else "summands"
+            raise GraphError(f"Variable '{source}' holds {what}, but is expected whole by the "
                              f"{node.op} '{node.name}': read and assign it, or let all ranks hold its value.")
     return outcomes_of_held
 

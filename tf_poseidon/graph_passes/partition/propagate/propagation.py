@@ -9,7 +9,6 @@ and finds new facts, until there are none (facts.py). Loops are what needs sever
 Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_families.py, tests/graphs/test_partition_fuzz.py.
 """
 
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Set
 import dataclasses
@@ -25,6 +24,7 @@ from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.propagate import held_summands as held_lib
 from tf_poseidon.graph_passes.partition.propagate import own_values as own_lib
 from tf_poseidon.graph_passes.partition.propagate import row_inputs
+from tf_poseidon.graph_passes.partition.propagate import shard_summands
 from tf_poseidon.graph_passes.partition.propagate.convertible_states import ConvertibleStates
 from tf_poseidon.graph_passes.partition.propagate.facts import Facts
 from tf_poseidon.graph_passes.partition.propagate.loop_merges import HANDS_OVER
@@ -32,10 +32,12 @@ from tf_poseidon.graph_passes.partition.propagate.loop_merges import LoopMerges
 from tf_poseidon.graph_passes.partition.propagate.loop_merges import MERGES
 from tf_poseidon.graph_passes.partition.propagate.prepared_graph import PreparedGraph
 from tf_poseidon.graph_passes.partition.rules import blocks
+from tf_poseidon.graph_passes.partition.rules import shards
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -70,21 +72,22 @@ class Propagated:
 class Propagation:
     """Finds the states of a graph, in which summands become whole as late as possible, or earlier."""
 
-    def __init__(self, sizes: Sizes, summands: Iterable[str] = (), dividing: Mapping[str, Outcome] | None = None,
+    def __init__(self, sizes: Sizes, held: Mapping[str, State] | None = None,
+                 dividing: Mapping[str, Outcome] | None = None,
                  row_loops: Mapping[str, Outcome] | None = None) -> None:
         """Makes a propagation.
 
         Args:
             sizes: The `Sizes` of the graph.
-            summands: Names of the nodes from which the resources of variables that hold summands come.
+            held: What variables hold that hold summands or shards, see `held_summands.outcomes`.
             dividing: By name of a node, how it runs if all its inputs are whole; by default all such nodes run whole.
             row_loops: By name of a node, how it runs for a loop over rows, see row_loops/.
         """
         self._prepared = PreparedGraph(sizes)
-        held = held_lib.outcomes(self._prepared.graph, self._prepared.ordered, frozenset(summands))
+        held_outcomes = held_lib.outcomes(self._prepared.graph, self._prepared.ordered, held or {})
         # Loops over rows read no variable that holds summands.
-        row_loops = {} if (row_loops or {}).keys() & held.keys() else row_loops or {}
-        self._fixed = _FixedOutcomes(held, row_loops, dividing or {})
+        row_loops = {} if (row_loops or {}).keys() & held_outcomes.keys() else row_loops or {}
+        self._fixed = _FixedOutcomes(held_outcomes, row_loops, dividing or {})
         self._rules = _CachedRules(self._prepared)
 
     def run(self, whole: Set[str] = frozenset(), run_whole: Set[str] = frozenset()) -> Propagated:
@@ -113,7 +116,7 @@ class _FixedOutcomes:
     """How nodes run whatever the states of their inputs are, by name.
 
     Attributes:
-        held: Those that read or assign a variable that holds summands.
+        held: Those that read or assign a variable that holds summands or a shard.
         row_loops: Those of loops over rows.
         dividing: Those that may divide inputs, if all of these are whole.
     """
@@ -146,7 +149,10 @@ class _CachedRules:
         if last != given:
             case = Case(node, self._prepared.inputs[node.name], held_lib.as_summands(given.states),
                         self._prepared.num_outputs(node.name), self._prepared.sizes, given.wish, given.stored)
-            outcome = held_lib.outcome(rules.applied(case, given.with_blocks), case, given.states)
+            if any(isinstance(state, Shard) for state in given.states):
+                outcome = shards.applied(case)
+            else:
+                outcome = held_lib.outcome(rules.applied(case, given.with_blocks), case, given.states)
             self._last[node.name] = given, outcome
         return outcome
 
@@ -198,6 +204,8 @@ class _Search:
             needed = self._pass()
             if number == self._facts.number:  # as long as states change, so does what is needed whole
                 self._facts.whole_summands |= needed
+            if number == self._facts.number:
+                self._facts.shards |= shard_summands.find(self._prepared, self._facts, self._outcomes, self._states)
 
     def _pass(self) -> set[str]:
         """Finds all states once, and new facts; returns the summands that some op needs whole."""
@@ -226,7 +234,9 @@ class _Search:
 
     def _seen(self, tensor: str) -> State:
         """Returns the state in which readers see a tensor."""
-        return WHOLE if tensor in self._facts.whole_summands else self._states.get(tensor, WHOLE)
+        if tensor in self._facts.whole_summands:
+            return self._facts.shards.get(tensor, WHOLE)
+        return self._states.get(tensor, WHOLE)
 
     def _is_whole(self, node: node_def_pb2.NodeDef) -> bool:
         """Whether a node runs whole because all its inputs are."""
@@ -294,7 +304,7 @@ class _Search:
                 if wish is not None and (wish != state or state == WHOLE):
                     for origin in self._prepared.lists.origins(tensor):
                         self._facts.lists.agree(origin, wish)
-            elif takes == WHOLE and isinstance(state, Partial):
+            elif (takes == WHOLE or isinstance(takes, Shard)) and isinstance(state, Partial):
                 needed.add(tensor)
             elif takes not in (None, state) and isinstance(state, Rows) and not self._convertible.can_be_gathered(
                     tensor, state):
