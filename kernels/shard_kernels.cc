@@ -26,6 +26,7 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 REGISTER_KERNEL_BUILDER(Name("PoseidonShard").Device(tensorflow::DEVICE_CPU), ShardKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonShardSize").Device(tensorflow::DEVICE_CPU), ShardSizeKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonReduceScatter").Device(tensorflow::DEVICE_CPU), ReduceScatterKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonGatherShards").Device(tensorflow::DEVICE_CPU), GatherShardsKernel);
 
@@ -59,6 +60,18 @@ std::optional<ShardAttributes::Own> ShardAttributes::OwnOf(OpKernelContext* cont
     own.elements += static_cast<int64_t>(pair.bytes / element_bytes);
   }
   return own;
+}
+
+ShardSizeKernel::ShardSizeKernel(OpKernelConstruction* context) : OpKernel(context), attributes_(context) {
+  OP_REQUIRES_OK(context, context->GetAttr("elements", &elements_));
+}
+
+void ShardSizeKernel::Compute(OpKernelContext* context) {
+  const auto own = attributes_.OwnOf(context, *this, "", elements_, tensorflow::DT_FLOAT);  // of any type as many
+  if (!own) return;
+  Tensor* size = nullptr;
+  OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &size));
+  size->scalar<int64_t>()() = own->elements;
 }
 
 void ShardKernel::Compute(OpKernelContext* context) {

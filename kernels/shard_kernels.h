@@ -49,6 +49,16 @@ class ShardKernel : public tensorflow::OpKernel {
   const ShardAttributes attributes_;
 };
 
+class ShardSizeKernel : public tensorflow::OpKernel {
+ public:
+  explicit ShardSizeKernel(tensorflow::OpKernelConstruction* context);
+  void Compute(tensorflow::OpKernelContext* context) override;
+
+ private:
+  const ShardAttributes attributes_;
+  int64_t elements_;
+};
+
 class ReduceScatterKernel : public SyncKernel {
  public:
   explicit ReduceScatterKernel(tensorflow::OpKernelConstruction* context)

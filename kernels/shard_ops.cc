@@ -62,6 +62,21 @@ layout: The path of the variable: it chooses which servers own which elements.
 owner: The rank that owns all elements; -1 spreads them over the servers.
 )doc");
 
+REGISTER_OP("PoseidonShardSize")
+    .Output("size: int64")
+    .Attr("layout: string")
+    .Attr("owner: int >= -1 = -1")
+    .Attr("elements: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Returns how many elements this rank's shard of a tensor has, without the tensor.
+
+size: A scalar.
+layout, owner: Same as in PoseidonShard.
+elements: The number of elements of the tensor.
+)doc");
+
 REGISTER_OP("PoseidonReduceScatter")
     .Input("gradient: T")
     .Input("contributes: bool")

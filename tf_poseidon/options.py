@@ -89,8 +89,8 @@ class TrainingOptions:
     """How training functions are rewritten and checked.
 
     Attributes:
-        policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm, verify, rows, input: Same as in
-            `PoseidonStrategy`; pins are pairs.
+        policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm, verify, rows, input, shard_update:
+            Same as in `PoseidonStrategy`; pins are pairs.
 
     Raises:
         ConfigurationError: If a value is out of range, or two contradict each other, for any job.
@@ -107,6 +107,7 @@ class TrainingOptions:
     verify: int | None = None
     rows: Sequence[int] | str | None = None
     input: str = "exact"
+    shard_update: bool = False
 
     def __post_init__(self) -> None:
         planning.make_plan((), self.policy, planning.Cluster(1), self.pins)  # checks policy and pins
@@ -126,6 +127,8 @@ class TrainingOptions:
                                      f"{self.plan.row_shares}; omit rows, or give another plan.")
         if self.input not in INPUTS:
             raise ConfigurationError(f"input={self.input!r}, expected 'exact' or 'independent'.")
+        if not isinstance(self.shard_update, bool):
+            raise ConfigurationError(f"shard_update={self.shard_update!r}, expected True or False.")
         if self.verify is not None and not (isinstance(self.verify, int) and self.verify >= 1):
             raise ConfigurationError(f"verify={self.verify!r}, expected the number of steps from one check to the "
                                      "next, or None.")

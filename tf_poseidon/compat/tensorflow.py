@@ -43,6 +43,7 @@ ITERATOR_RESOURCE = "_iterator_resource"
 _OVERRIDE = "act as a strategy of several processes"
 _ROWS = "know the batch size that gradients are planned for"
 _EPOCHS = "know which data a job that resumes must read past"
+_SHARDS = "let each rank hold the part of a variable that it updates"
 _OWN_ROWS = "let each rank make its own rows of a batch"
 _TIMED = "measure how long steps wait for their batches"
 _KERNELS = "know whether all ranks have the same kernels"
@@ -124,6 +125,15 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
     Name(f"{_PYTHON}.ops.resource_variable_ops", "BaseResourceVariable._read_variable_op",
          "aggregate a variable with synchronization=ON_READ", ("self",)),
 
+    Name(f"{_PYTHON}.ops.resource_variable_ops", "UninitializedVariable", _SHARDS),
+    Name(f"{_PYTHON}.ops.resource_variable_ops", "UninitializedVariable.__init__", _SHARDS,
+         ("self", "trainable", "name", "shape", "dtype")),
+    *(Name(f"{_PYTHON}.ops.resource_variable_ops", f"BaseResourceVariable.{name}", _SHARDS, ("self", *parameters))
+      for name, parameters in {"_restore_from_tensors": ("restored_tensors",), "assign": ("value",), "assign_add": (
+          "delta",), "assign_sub": ("delta",), "is_initialized": ("name",)}.items()),
+    Name(f"{_PYTHON}.ops.handle_data_util", "create_handle_data", _SHARDS, ("shape", "dtype")),
+    Name(f"{_PYTHON}.ops.handle_data_util", "set_handle_data", _SHARDS, ("target_t", "handle_data")),
+
     # ---- functions ----
     *(Name(f"{_FRAMEWORK}.func_graph", f"FuncGraph{name}", _TRACED) for name in (
         "", ".inputs", ".outputs", ".control_outputs", ".variables", ".captures", ".outer_graph")),
@@ -189,6 +199,21 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
 def one_device_extended() -> type:
     """Returns the class that extends a strategy of one device."""
     return TABLE["one_device_strategy.OneDeviceExtended"]
+
+
+def uninitialized_variable() -> type:
+    """Returns the class of variables without a value."""
+    return TABLE["resource_variable_ops.UninitializedVariable"]
+
+
+def of_unknown_shape(handle: "tf.Tensor", dtype: "tf.DType") -> "tf.Tensor":
+    """Returns the resource of a variable, eager, as that of one whose value has an unknown shape."""
+    import tensorflow as tf  # see above: not earlier
+
+    same = tf.identity(handle)
+    TABLE["handle_data_util.set_handle_data"](same, TABLE["handle_data_util.create_handle_data"](
+        tf.TensorShape(None), dtype))
+    return same
 
 
 def func_graph(name: str) -> "tf.Graph":

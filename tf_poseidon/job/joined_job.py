@@ -13,6 +13,7 @@ from tf_poseidon.job import held_variables
 from tf_poseidon.job import new_variables
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.row_shares import RowShares
+from tf_poseidon.job.shard_service import ShardService
 from tf_poseidon.job.verify import Verifier
 
 
@@ -29,6 +30,8 @@ class Job:
         new_variables: The variables that wait for rank 0's values.
         errors: Watches over this rank's errors.
         row_shares: How ranks share the rows of global batches.
+        shards: The variables of which ranks hold shards.
+        shards_updates: Whether optimizers may hold shards; same as `shard_update` in `PoseidonStrategy`.
     """
 
     communicator: Communicator
@@ -39,6 +42,8 @@ class Job:
     new_variables: new_variables.NewVariables
     errors: failures.ErrorWatch
     row_shares: RowShares
+    shards: ShardService
+    shards_updates: bool
 
     @property
     def rank(self) -> int:

@@ -19,6 +19,7 @@ from tf_poseidon.keras_hook.checkpoints import model_files
 from tf_poseidon.keras_hook.checkpoints import resuming
 from tf_poseidon.keras_hook.keras_objects import batch_normalization
 from tf_poseidon.keras_hook.keras_objects import optimizers
+from tf_poseidon.keras_hook.keras_objects import sharded_slots
 from tf_poseidon.keras_hook.keras_objects import state
 
 _PY_DATASETS = "keras.src.trainers.data_adapters.py_dataset_adapter"
@@ -99,6 +100,9 @@ HOOKS = tuple(hook for hook in (
          "print summaries and messages of callbacks on rank 0 only", (), wrapper=trainer.is_interactive),
     Hook("keras.src.random.seed_generator", "SeedGenerator.next",
          "in strategy.run, draw different random numbers on every rank", ("self",), wrapper=state.next_seed),
+    Hook("keras.src.optimizers.base_optimizer", "BaseOptimizer.add_variable_from_reference",
+         "let each rank hold the part of an optimizer's variable that it updates",
+         ("self", "reference_variable", "name", "initializer"), wrapper=sharded_slots.add_variable_from_reference),
     Hook("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply",
          "in strategy.run, synchronise before clipping and accumulation", ("self", "grads", "trainable_variables"),
          wrapper=optimizers.apply),

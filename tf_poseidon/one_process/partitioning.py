@@ -34,6 +34,7 @@ from tf_poseidon.job.verify import Verifier
 from tf_poseidon.one_process import flat_graphs
 from tf_poseidon.one_process import graph_texts
 from tf_poseidon.one_process import late_results
+from tf_poseidon.one_process import sharded_variables
 from tf_poseidon.one_process.flat_graphs import full_name
 from tf_poseidon.ops import sites
 
@@ -88,8 +89,9 @@ class Interface:
 
     @classmethod
     def of(cls, traced: tf.types.experimental.ConcreteFunction, partitioned: partitioner.PartitionedGraph,
-           results: late_results.LateResults | None) -> "Interface":
-        """Returns the interface of a ConcreteFunction that was partitioned, without its `LateResults`."""
+           results: late_results.LateResults | None,
+           shards: Sequence[sharded_variables.ShardedVariable]) -> "Interface":
+        """Returns the interface of a ConcreteFunction that was partitioned, without its `LateResults`, on `shards`."""
         graph, function_type = traced.graph, traced.function_type
         captured, names = {id(internal) for _, internal in graph.captures}, flat_graphs.names_of_captures(graph)
         outputs, controls = graph.outputs, [operation.name for operation in graph.control_outputs]
@@ -100,9 +102,11 @@ class Interface:
             controls = [name for name in controls if name not in gone]
         shapes = [tf.TensorShape([None]).concatenate(tensor.shape[1:]) if i in partitioned.own else tensor.shape
                   for i, tensor in enumerate(outputs)]
+        handles = {id(variable.handle): variable.shard_handle for variable in shards}
         return cls(graph.name,
                    tuple((t.dtype, t.shape, t.op.name) for t in graph.inputs if id(t) not in captured),
-                   tuple((external, full_name(names[internal.op.name])) for external, internal in graph.captures),
+                   tuple((handles.get(id(external), external), full_name(names[internal.op.name]))
+                         for external, internal in graph.captures),
                    tuple((tensor.dtype, shape) for tensor, shape in zip(outputs, shapes)), graph.variables,
                    tuple(controls), function_type)
 
@@ -135,6 +139,7 @@ class Partition:
         results: The `LateResults` of its last step; None if it returns all of them itself.
         report: The `report.PartitionReport`.
         agreement_text: The text that must be the same on all ranks before they run it.
+        shards: The variables of which each rank holds its shard.
         has_sites: Whether it synchronises anything.
         weights: The variables whose gradients it sums, by path.
     """
@@ -148,6 +153,7 @@ class Partition:
     results: late_results.LateResults | None
     report: report_lib.PartitionReport
     agreement_text: str
+    shards: tuple[sharded_variables.ShardedVariable, ...]
     has_sites: bool
     weights: Mapping[str, tf.Variable]
 
@@ -180,7 +186,7 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
     in_process = next(_numbers)
     keeps_rows = keeps_rows and all(isinstance(leaf, tf.Tensor)
                                     for leaf in tf.nest.flatten(traced.structured_outputs))
-    partitioned, results = _partitioned(traced, options.rows, held, candidates, keeps_rows)
+    partitioned, results, shards = _partitioned(traced, options.rows, held, candidates, keeps_rows)
     graph_def, report = partitioned.graph_def, partitioned.report
     agreement_text = "\n".join([report.agreement_text(), *graph_texts.lines(graph_def), *(
         [] if results is None else results.lines)])
@@ -195,15 +201,19 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
     # contents, so graphs that are traced later use the same names.
     graph_def = functions.with_own_functions(graph_def, f"_partitioned{in_process}")
     return Partition(
-        _FIRST_NUMBER + in_process, options, Interface.of(traced, partitioned, results), graph_def.SerializeToString(),
-        partitioned.fetches, row_outputs=partitioned.own, results=results, report=report, agreement_text=agreement_text,
-        has_sites=bool(markers), weights={path: variables[path] for path in paths if path in variables})
+        _FIRST_NUMBER + in_process, options, Interface.of(traced, partitioned, results, shards),
+        graph_def.SerializeToString(), partitioned.fetches, row_outputs=partitioned.own, results=results, report=report,
+        agreement_text=agreement_text, shards=shards, has_sites=bool(markers),
+        weights={path: variables[path] for path in paths if path in variables})
 
 
 def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | None, held: Sequence[tf.Variable],
-                 candidates: Sequence[tf.Variable] | None,
-                 keeps_rows: bool) -> tuple[partitioner.PartitionedGraph, late_results.LateResults | None]:
-    """Returns the `PartitionedGraph` of a ConcreteFunction, and its `LateResults` if they are not part of it.
+                 candidates: Sequence[tf.Variable] | None, keeps_rows: bool) -> tuple[
+                     partitioner.PartitionedGraph, late_results.LateResults | None,
+                     tuple[sharded_variables.ShardedVariable, ...]]:
+    """Returns the `PartitionedGraph` of a ConcreteFunction, its `LateResults`, and the variables that hold shards.
+
+    The `LateResults` are None if they are part of the graph.
 
     Args:
         traced: The function.
@@ -223,15 +233,20 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
         raise GraphError("None of its inputs has rows that could be divided among ranks: they are ragged, sparse "
                          "or scalars.")
     paths = {name: sites.variable_path(variable) for name, variable in variables.items()}
+    sharded = {name: variable for name, variable in variables.items()
+               if isinstance(variable, sharded_variables.ShardedVariable)}
     partitioned = partitioner.partition(
         graph_def, outputs, grappler.add_shapes, partitioner.KnownVariables(
-            paths, summands=_named(variables, held), candidates=_named(variables, candidates or ())),
+            paths, summands=_named(variables, held), candidates=_named(variables, candidates or ()),
+            shards={name: variable.layout for name, variable in sharded.items() if variable.holds_shard},
+            shard_candidates={name: variable.layout for name, variable in sharded.items() if variable.may_hold_shard}),
         rows=rows, runs_whole=True, own=outputs if keeps_rows else ())
+    shards = tuple(variable for name, variable in sharded.items() if name in partitioned.shards)
     if cut is None:
-        return partitioned, None
+        return partitioned, None, shards
     now = [variable for name, variable in variables.items() if name in partitioned.summands
            and not any(variable is held_variable for held_variable in held)]
-    return partitioned, late_results.LateResults(traced, cut, now, variables)
+    return partitioned, late_results.LateResults(traced, cut, now, variables), shards
 
 
 def _named(variables: Mapping[str, tf.Variable], wanted: Iterable[tf.Variable]) -> list[str]:

@@ -36,13 +36,16 @@ _RERUNS, _MORE = 2, 8
 _OPAQUE = (tf.resource, tf.variant, tf.string)
 
 
-def obstacle(graph_def: graph_pb2.GraphDef, held: Sequence[tf.Variable]) -> str:
+def obstacle(graph_def: graph_pb2.GraphDef, held: Sequence[tf.Variable], shards: Sequence[tf.Variable]) -> str:
     """Returns why a step cannot be compared with one process, a clause; "" if it can.
 
     Args:
         graph_def: The step of one process, a flat GraphDef.
         held: Its variables that hold summands.
+        shards: Those of which each rank holds its shard.
     """
+    if shards:
+        return f"each rank holds a shard of '{shards[0].name.partition(':')[0]}'"
     if held:
         return f"'{held[0].name.partition(':')[0]}' holds this rank's summands"
     for node in graph_def.node:

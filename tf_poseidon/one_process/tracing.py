@@ -29,6 +29,7 @@ from tf_poseidon.one_process import context
 from tf_poseidon.one_process import flat_graphs
 from tf_poseidon.one_process import graph_texts
 from tf_poseidon.one_process import partitioning
+from tf_poseidon.one_process import sharded_variables
 from tf_poseidon.one_process import step_verifier
 from tf_poseidon.one_process.job_functions import JobFunction
 from tf_poseidon.one_process.rank_graphs import RankGraphs
@@ -101,7 +102,9 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
         job.held.add(options.accumulators())
         variables = [variable for _, variable in flat_graphs.variables_of(concrete.graph)]
         summands = [variable for variable in variables if job.held.holds(variable)]
-        _share([variable for variable in variables if not job.held.holds(variable)], job.communicator, name)
+        sharded = sharded_variables.among(variables)
+        _share([variable for variable in variables if not job.held.holds(variable) and not isinstance(
+            variable, sharded_variables.ShardedVariable)], job.communicator, name)
         partition_options = partitioning.PartitionOptions(
             job.size, call.rows() if rows is None else rows, options.trains, job.wire_dtype, job.strict,
             job.verifier if options.trains else None)
@@ -122,9 +125,17 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
             _check_same(concrete, comparison, name)
             _refuse(call.name, _problem_of_ranks(problem, job.communicator, name) or str(difference), job)
             job.held.release(summands, name)
+            for variable in sharded:
+                variable.hold_whole(f"'{name}' is not partitioned")
             return JobFunction(name, job, concrete, whole=whole)
         job.held.use(summands)
-    verifier = _step_verifier(concrete, name, job, summands)
+        of_shards = set(map(id, graphs.partition.shards))
+        for variable in sharded:
+            if id(variable) in of_shards:
+                variable.hold_shard()
+            else:
+                variable.hold_whole(f"'{name}' is not computed element by element")
+    verifier = _step_verifier(concrete, name, job, summands, graphs.partition.shards)
     if verifier is None:
         # The graph and its operations refer to each other where Python's collector cannot see it; it takes tens of MB.
         tf_compat.dismantle(concrete.graph)
@@ -137,7 +148,7 @@ def _read_later(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
 
 
 def _step_verifier(function: tf.types.experimental.ConcreteFunction, name: str, job: Job,
-                   held: Sequence[tf.Variable]) -> step_verifier.StepVerifier | None:
+                   held: Sequence[tf.Variable], shards: Sequence[tf.Variable]) -> step_verifier.StepVerifier | None:
     """Returns what compares a partitioned function with that of one process.
 
     None without verify mode, and if nothing can compare them, which rank 0 says.
@@ -145,7 +156,7 @@ def _step_verifier(function: tf.types.experimental.ConcreteFunction, name: str, 
     if job.verifier is None:
         return None
     flat, _, variables = flat_graphs.flat(function)
-    if problem := step_verifier.obstacle(flat, held):
+    if problem := step_verifier.obstacle(flat, held, shards):
         if job.rank == 0:
             _log.info("verify compares the gradients of '%s' with plain sums, but not the step with one process: %s.",
                       name, problem)

@@ -65,6 +65,17 @@ def shard(tensor: tf.Tensor, layout: str, owner: int = -1) -> tf.Tensor:
         return _unordered(library.load()[0].poseidon_shard(tensor=tensor, layout=layout, owner=owner))
 
 
+def shard_size(layout: str, elements: int, owner: int = -1) -> tf.Tensor:
+    """Returns the number of elements of this rank's `shard` of a tensor, a scalar.
+
+    Args:
+        layout, owner: Same as in `shard`.
+        elements: The number of elements of the tensor.
+    """
+    with tf.device("CPU:0"):
+        return library.load()[0].poseidon_shard_size(layout=layout, owner=owner, elements=elements)
+
+
 def reduce_scatter(gradient: tf.Tensor, site: str, layout: str, owner: int = -1, contributes: tf.Tensor | bool = True,
                    shape: tf.TensorShape | None = None, wire_dtype: str | None = None) -> tf.Tensor:
     """Returns this rank's `shard` of the sum of one variable's gradient over all ranks.

@@ -29,6 +29,7 @@ from tf_poseidon.job import held_variables
 from tf_poseidon.job import new_variables
 from tf_poseidon.job import row_shares
 from tf_poseidon.job import runtime
+from tf_poseidon.job import shard_service
 from tf_poseidon.job import verify as verify_lib
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.communicator import STAGING_COUNTERS
@@ -104,6 +105,11 @@ class PoseidonStrategy(tf.distribute.Strategy):
         input: "exact" gives every step the batches of one process. Then maps of a dataset that draw random numbers from
             a common state, or call Python, run for all rows on every rank; with "independent" each rank runs them for
             its own rows alone, so that what they draw depends on the number of ranks.
+        shard_update: Whether each rank updates a part of every variable, and optimizers hold only that part of their
+            own variables (as ZeRO-1, and weight-update sharding, do): in proportion to the number of ranks, that saves
+            memory and arithmetic. Updates that are not computed element by element are made on every rank. What is
+            computed is the same, files too; reading variables of an optimizer, as saving a model does, is something
+            that all ranks do together.
         engine: The library that moves gradients: "mpi", our own communicator over MPI, or "horovod",
             Horovod's ops over whatever it was built with (MPI, Gloo, NCCL). None takes that of the
             launcher: "horovod" under horovodrun, else "mpi".
@@ -129,7 +135,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  wire_dtype: str | None = None, merge: bool = False, servers: Iterable[int] | None = None,
                  ranks_per_node: int | None = None, strict: bool = False, global_batch_norm: bool = False,
                  verify: int | None = None, rows: Sequence[int] | str | None = None, input: str = "exact",
-                 engine: str | None = None,
+                 shard_update: bool = False, engine: str | None = None,
                  kv_pair_bytes: int = options.JobOptions.kv_pair_bytes, timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
                  heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s,
@@ -137,7 +143,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
         training = options.TrainingOptions(policy, plan, tuple((pins or {}).items()), cluster, wire_dtype, merge,
-                                           strict, global_batch_norm, verify, rows, input)
+                                           strict, global_batch_norm, verify, rows, input, shard_update)
         job_options = options.JobOptions(engine, cast(Any, servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
                                          startup_timeout_s, heartbeat_timeout_s, staging_bytes)
         runtime.check(job_options, training)
@@ -326,4 +332,5 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
     graph_pass = grappler.enable(communicator.rank, session, training.strict)
     return Job(communicator, graph_pass, training.wire_dtype, verifier, held_variables.Held(communicator),
                new_variables.NewVariables(communicator), runtime.errors(),
-               row_shares.of(communicator, training.given_row_shares, training.rows == options.BALANCED))
+               row_shares.of(communicator, training.given_row_shares, training.rows == options.BALANCED),
+               shard_service.ShardService(communicator), training.shard_update)

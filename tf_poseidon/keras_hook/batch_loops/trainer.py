@@ -56,7 +56,7 @@ def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: 
         if is_outermost:  # fit calls evaluate
             stack.enter_context(strategy.extended.in_method(method))
             descriptions.compare(model, method, bound.arguments, is_new, job.communicator)
-        callbacks = callbacks_lib.coordinate(bound.arguments.get("callbacks"), job.communicator, method,
+        callbacks = callbacks_lib.coordinate(bound.arguments.get("callbacks"), job, method,
                                              bound.arguments.get("verbose", "auto"))
         bound.arguments["callbacks"] = callbacks
         if is_outermost:

@@ -19,12 +19,15 @@ import tensorflow as tf
 
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.joined_job import Job
 from tf_poseidon.keras_hook.checkpoints import resuming
 from tf_poseidon.keras_hook.coordination import communication
 from tf_poseidon.keras_hook.coordination import comparing
 from tf_poseidon.keras_hook.coordination import rebalancing
+from tf_poseidon.keras_hook.coordination import serving
 from tf_poseidon.keras_hook.coordination import summary
 from tf_poseidon.keras_hook.keras_objects import optimizers
+from tf_poseidon.one_process.sharded_variables import ShardedVariable
 
 _log = logging.getLogger("tf_poseidon")
 
@@ -48,13 +51,13 @@ _AROUND_BATCHES = {"predict": ("on_predict_begin", "on_predict_end")}
 _STOP = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 
 
-def coordinate(callbacks: Any, communicator: Communicator, method: str,
+def coordinate(callbacks: Any, job: Job, method: str,
                verbose: Any) -> keras.callbacks.CallbackList | list[keras.callbacks.Callback]:
     """Returns the callbacks that this rank runs.
 
     Args:
         callbacks: The user's argument of fit, evaluate or predict.
-        communicator: This rank's communicator.
+        job: The job.
         method: Name of that method.
         verbose: The user's argument.
     """
@@ -63,6 +66,7 @@ def coordinate(callbacks: Any, communicator: Communicator, method: str,
             return callbacks  # evaluate, called by fit
         callbacks = callbacks.callbacks
     callbacks = keras.tree.flatten(callbacks) if callbacks else []
+    communicator = job.communicator
     if communicator.rank != 0:
         callbacks = [callback for callback in callbacks if not isinstance(callback, _WRITERS)]
     own_needs = {
@@ -72,12 +76,17 @@ def coordinate(callbacks: Any, communicator: Communicator, method: str,
         "restore": resuming.has_backup(callbacks),
         "write in epochs": any(getattr(c, "save_freq", "epoch") not in ("epoch", False)
                                for c in callbacks),
+        "save": method == "fit" and serving.are_among(callbacks),
         "show progress": verbose in ("auto", 1) and communicator.rank == 0,
     }
     # Users may give callbacks to a single rank.
     sums = communicator.sum(f"callbacks of {method}", np.array(list(own_needs.values()), np.int64))
     needs = {name for name, total in zip(own_needs, sums) if total}
-    writes = [resuming.WriteBackup()] if resuming.has_backup(callbacks) else []
+    writes: list[keras.callbacks.Callback] = [resuming.WriteBackup()] if resuming.has_backup(callbacks) else []
+    if job.shards_updates and "save" in needs:
+        in_epochs = "write in epochs" in needs
+        callbacks = serving.arranged(callbacks, job.shards, job.rank, in_epochs)
+        writes += [serving.Around(job.shards.end, in_epochs)] if job.rank == 0 else []
     return [_Complete(communicator, needs), *callbacks, *writes, _Agree(communicator, needs)]
 
 
@@ -191,7 +200,9 @@ def share_state(model: keras.Model, communicator: Communicator, is_expected: boo
         communicator: This rank's communicator.
         is_expected: Whether differences are normal, since rank 0 may have restored a checkpoint.
     """
-    model.distribute_strategy.extended.job.new_variables.broadcast()
+    job = model.distribute_strategy.extended.job
+    job.new_variables.broadcast()
+    job.shards.check_assigned()
     variables = common_variables(model)
     differs = communicator.sum("state/differs", comparing.differ_from_rank_0(variables, communicator)) > 0
     waits = [(v, communicator.submit(f"state/{i}", v.numpy(), root=0))
@@ -214,7 +225,8 @@ def common_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of a model and of its optimizers that are the same on all ranks."""
     held = model.distribute_strategy.extended.job.held
     candidates = (*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables))
-    return list({id(v): v for v in candidates if not held.holds(keras_compat.value(v))}.values())
+    return list({id(v): v for v in candidates if not held.holds(keras_compat.value(v))
+                 and not isinstance(keras_compat.value(v), ShardedVariable)}.values())
 
 
 def share_accumulators(model: keras.Model, communicator: Communicator) -> None:

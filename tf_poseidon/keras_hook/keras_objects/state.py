@@ -13,13 +13,15 @@ import tensorflow as tf
 from tf_poseidon import ops
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.keras_hook.keras_objects import batch_normalization
+from tf_poseidon.keras_hook.keras_objects import sharded_slots
 from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
 from tf_poseidon.loops import loop_variables
 from tf_poseidon.loops import step as step_lib
 
 
 def initialize(original: Callable[..., Any], variable: keras.Variable, value: Any) -> None:
-    """Creates a variable whose aggregation is left to Keras."""
+    """Creates a variable whose aggregation is left to Keras, or one of which each rank holds a shard."""
+    value = sharded_slots.variable_for(variable, value)
     with loop_variables.of_keras():
         original(variable, value)
 

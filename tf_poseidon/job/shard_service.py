@@ -1,0 +1,110 @@
+"""How ranks read and assign variables of which each of them holds a shard: together, or all for one of them.
+
+Usually every rank runs the same program, so all of them read a variable at the same place, and its shards are gathered
+there. Where rank 0 runs something alone, such as a callback that writes files, the others serve it meanwhile: it says
+which variable it reads or assigns, and they take part.
+
+Tests: tests/training/test_sharded_update.py.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import typing
+import weakref
+
+import numpy as np
+
+from tf_poseidon.errors import GraphError
+from tf_poseidon.job.communicator import Communicator
+
+READ, ASSIGN = "read", "assign"
+_DONE = "done"
+_SITE = "shards/request"
+
+
+class ShardedVariable(typing.Protocol):
+    """A variable of which each rank holds a shard, as the others see it."""
+
+    path: str
+    assignments: int  # how often the program has assigned it outside of steps
+
+    def take_part(self, request: str) -> None:
+        """Does what rank 0 does for READ or ASSIGN."""
+
+
+class ShardService:
+    """The variables of this process of which it holds shards."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._variables: list[weakref.ref[ShardedVariable]] = []
+        self._is_alone = False
+
+    def add(self, variable: ShardedVariable) -> int:
+        """Adds a variable; returns its number, the same on all ranks."""
+        self._variables.append(weakref.ref(variable))
+        return len(self._variables) - 1
+
+    @property
+    def variables(self) -> list[ShardedVariable]:
+        """The variables, in the order in which they were added."""
+        return [variable for reference in self._variables if (variable := reference()) is not None]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the others serve this rank."""
+        return self._is_alone
+
+    def request(self, what: str, number: int) -> None:
+        """Asks the ranks that serve this one to take part in READ or ASSIGN of a variable."""
+        if self._is_alone:
+            self._communicator.broadcast_text(_SITE, f"{what} {number}")
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """A context in which rank 0 uses variables alone, while each other rank is in `serve`."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        """Begins what rank 0 does alone; nothing if there are no variables."""
+        self._is_alone = bool(self._variables)
+
+    def end(self) -> None:
+        """Ends it, and what the others do in `serve`."""
+        if self._is_alone:
+            self._is_alone = False
+            self._communicator.broadcast_text(_SITE, _DONE)
+
+    def serve(self) -> None:
+        """Takes part in what rank 0 does, until it ends that."""
+        while self._variables:
+            request = self._communicator.broadcast_text(_SITE, "")
+            if request == _DONE:
+                return
+            what, _, number = request.partition(" ")
+            variable = self._variables[int(number)]()
+            assert variable is not None, "rank 0 uses a variable that this rank has dropped"
+            variable.take_part(what)
+
+    def check_assigned(self) -> None:
+        """Refuses variables that only some ranks have assigned: the others would keep shards of former values.
+
+        Raises:
+            GraphError: On all ranks.
+        """
+        variables = self.variables
+        numbers = np.array([variable.assignments for variable in variables], np.int64)
+        if not numbers.size:
+            return
+        communicator = self._communicator
+        of_rank_0 = communicator.broadcast("shards/assigned", numbers)
+        differ = communicator.sum("shards/assigned/differ", (numbers != of_rank_0).astype(np.int64))
+        if differ.any():
+            path = variables[int(np.flatnonzero(differ)[0])].path
+            raise GraphError(
+                f"'{path}', of which each rank holds a shard, was assigned on some ranks only, expected all of them; "
+                "load weights and optimizers on all ranks, not on rank 0 alone.")

@@ -1,0 +1,51 @@
+"""Variables that optimizers have for each variable that they train: each rank holds the part that it updates.
+
+Accumulated gradients are not among them: they hold summands (job/held_variables.py).
+
+Tests: tests/training/test_sharded_update.py.
+"""
+
+from collections.abc import Callable
+import contextvars
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_poseidon.base.context_values import holding
+from tf_poseidon.job.joined_job import Job
+from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
+from tf_poseidon.one_process.sharded_variables import Initial
+from tf_poseidon.one_process.sharded_variables import ShardedVariable
+
+_ACCUMULATOR = "gradient_accumulator"
+# Initializers that give all elements the same value.
+_CONSTANT = (keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.Constant)
+# What a variable under construction is made for: (path of the trained variable, its initializer, the job).
+_reference: contextvars.ContextVar[tuple[str, Any, Job] | None] = contextvars.ContextVar("reference", default=None)
+
+
+def add_variable_from_reference(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer,
+                                reference_variable: keras.Variable, name: str | None = None,
+                                initializer: Any = "zeros") -> keras.Variable:
+    """Adds a variable of which each rank holds a shard, if the strategy says so."""
+    strategy = tf.distribute.get_strategy()
+    job = strategy.extended.job if is_ours(strategy) else None
+    is_sharded = job is not None and job.shards_updates and name != _ACCUMULATOR
+    path = getattr(reference_variable, "path", None)
+    reference: tuple[str, Any, Job] | None = None
+    if is_sharded and path:
+        reference = path, keras.initializers.get(initializer), job
+    with holding(_reference, reference):
+        return original(optimizer, reference_variable, name=name, initializer=initializer)
+
+
+def variable_for(variable: keras.Variable, value: Any) -> Any:
+    """Returns what a Keras variable is initialised with: in `add_variable_from_reference`, a sharded variable."""
+    reference = _reference.get()
+    if reference is None or not callable(value) or isinstance(value, tf.Variable):
+        return value
+    path, initializer, job = reference
+    of_size = (lambda size: initializer((size,), dtype=variable.dtype)) if isinstance(initializer, _CONSTANT) else None
+    return ShardedVariable(variable.path, path, tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype),
+                           Initial(value, of_size), job)
