@@ -168,8 +168,13 @@ def _other_transfer(exchange, machines):
         return _to_all(exchange.num_bytes, machines)
     num_bytes, gpus = exchange.num_bytes, machines.gpus_per_node
     copy = num_bytes / (machines.copy_gbytes_per_s * 1e9)
-    return {"root_bytes": num_bytes, "up_seconds": copy,
-            "down_seconds": (gpus - 1) * num_bytes / (machines.local_gbytes_per_s * 1e9) + copy}
+    of_all = (gpus - 1) * num_bytes / (machines.local_gbytes_per_s * 1e9) + copy
+    if exchange.kind == planning.BROADCAST:
+        return {"root_bytes": num_bytes, "up_seconds": copy, "down_seconds": of_all}
+    # One way of a sum: each node has a shard, of which every other node gives its part, or gets it.
+    shard, of_shard = num_bytes / machines.nodes, copy / machines.nodes
+    up, down = (of_all, of_shard) if exchange.kind == planning.SCATTER else (of_shard, of_all)
+    return {"peer_bytes": shard, "up_seconds": up, "down_seconds": down}
 
 
 def _to_all(num_bytes, machines):

@@ -6,6 +6,9 @@ import pytest
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes.find import exchanges
+from tf_poseidon.graph_passes.graph import indexed_graph
 from tf_poseidon.job import communicator
 from tf_poseidon.options import JobOptions
 
@@ -128,6 +131,21 @@ def test_each_half_sends_half_as_much(job):
         events = [(event[0], event[1], event[4]) for event in rank.events()["events"]]
         assert sorted(events) == sorted(2 * [("ps", "sum", 4 * count), ("scatter", "scatter", 4 * count),
                                              ("shards", "shards", 4 * count)])
+
+
+def test_plans_know_what_each_half_exchanges():
+    """Where the partitioned graph says what the step does meanwhile."""
+    @tf.function(input_signature=[tf.TensorSpec((100, 200))])
+    def function(gradient):
+        return ops.gather_shards(ops.reduce_scatter(gradient, "up", "x"), "down", [100, 200], "x")
+
+    graph_def = function.get_concrete_function().graph.as_graph_def(add_shapes=True)
+    for node in graph_def.node:
+        if "site" in node.attr:
+            node.attr[indexed_graph.MEANWHILE].s = b"computes"
+    found = exchanges.FindExchanges().call(passes.TrainingGraph(indexed_graph.Graph(graph_def))).exchanges
+    assert [(each.site, each.kind, each.num_bytes) for each in found] == [
+        ("up", "scatter", 80_000), ("down", "shards", 80_000)]
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bool])

@@ -24,7 +24,7 @@ constexpr int kPrograms = 3000, kEvents = 14;
 constexpr size_t kCounts[] = {1, 700, 50000};  // floats of sums: in the packet, in the packet, in KV pairs of their own
 constexpr size_t kFactorRows = 96, kFactorColumns = 200;
 
-// One of two ranks, and what it exchanges: sums, a broadcast, factors, and a ping.
+// One of two ranks, and what it exchanges: sums, either way of one, a broadcast, factors, and a ping.
 class Exchanging {
  public:
   explicit Exchanging(int rank) : rank_(rank), factors_(kFactorRows * kFactorColumns, 1), broadcast_(3, 2) {
@@ -40,7 +40,7 @@ class Exchanging {
   }
 
   // The number of exchanges that `Start` can start.
-  static constexpr int kExchanges = static_cast<int>(std::size(kCounts)) + 3;
+  static constexpr int kExchanges = static_cast<int>(std::size(kCounts)) + 5;
 
   void Start(int which) {
     Protocol& protocol = *rank->protocol;
@@ -52,6 +52,12 @@ class Exchanging {
       protocol.Start(exchange, Ignored(), Clock::now());
     } else if (which == static_cast<int>(std::size(kCounts)) + 1) {
       protocol.StartPing(1 - rank_, 100000, [](const std::string&, double) {});
+    } else if (which > static_cast<int>(std::size(kCounts)) + 2) {
+      const bool is_up = which == static_cast<int>(std::size(kCounts)) + 3;
+      Exchange exchange = Of(is_up ? "up" : "down", is_up ? &whole_ : &shard_, is_up ? &shard_of_sum_ : &gathered_);
+      exchange.count = static_cast<int64_t>(whole_.size());
+      exchange.ways = is_up ? Ways::kUp : Ways::kDown;
+      protocol.Start(exchange, Ignored(), Clock::now());
     } else {
       Factors factors;
       factors.site = "factors";
@@ -73,7 +79,7 @@ class Exchanging {
   // What all exchanges together may receive: contributions and results of sums, the broadcast, and factors and pings of
   // the other rank, of which it says how large they are.
   size_t LargestReceived() const {
-    size_t floats = broadcast_.size();
+    size_t floats = broadcast_.size() + 2 * whole_.size();
     for (size_t count : kCounts) floats += 2 * count;
     return floats * sizeof(float) + kMostFactorBytes + kEvents * kMaxPingBytes;
   }
@@ -98,6 +104,7 @@ class Exchanging {
   const int rank_;
   std::vector<std::vector<float>> values_, results_;
   std::vector<float> factors_, broadcast_;
+  std::vector<float> whole_ = std::vector<float>(50000, 1), shard_ = whole_, shard_of_sum_ = whole_, gathered_ = whole_;
 };
 
 // The frames that rank 1 sends to rank 0.
@@ -111,7 +118,7 @@ std::vector<Frame> HonestFrames() {
   mine.SendAll();
   std::vector<Frame> frames = other.transport->sent;
   for (Frame frame : mine.transport->sent) {  // and the results of what rank 0 contributes
-    if (frame.header.kind != FrameKind::kContribution) continue;
+    if (frame.header.kind != FrameKind::kContribution || frame.header.traffic == Traffic::kScatter) continue;
     frame.header.kind = FrameKind::kResult;
     frames.push_back(frame);
   }
@@ -139,7 +146,7 @@ void Change(Frame* frame, std::mt19937* random) {
       header->kind = static_cast<FrameKind>((*random)() % 16);
       break;
     case 1:
-      header->traffic = static_cast<Traffic>((*random)() % 4);
+      header->traffic = static_cast<Traffic>((*random)() % 6);
       break;
     case 2:
       header->count = number;

@@ -551,14 +551,16 @@ def exchange(kind, num_bytes, operations, **more):
 
 @pytest.mark.parametrize("is_each_by_itself", [False, True])
 @pytest.mark.parametrize("kind, bytes_of_root, bytes_of_others", [
-    ("gather", 6 * 3000, 6 * 3000), ("broadcast", 3 * 3000, 3000)])
+    ("gather", 6 * 3000, 6 * 3000), ("broadcast", 3 * 3000, 3000), ("scatter", 1.5 * 3000, 1.5 * 3000),
+    ("shards", 1.5 * 3000, 1.5 * 3000)])
 def test_bytes_of_what_is_no_gradient(kind, bytes_of_root, bytes_of_others, is_each_by_itself):
-    """Each of 4 nodes gives 3000 bytes to all others; or only the first does."""
+    """Each of 4 nodes gives 3000 bytes to all others; or only the first does; or each a quarter of them."""
     work = dataclasses.replace(work_of(), exchanges=(exchange(kind, 3000, 0.0),))
     result = run(work, 4, "poseidon", is_each_by_itself)
     assert result.node_bytes == (bytes_of_root, *[bytes_of_others] * 3)
     assert sum(result.sent) == sum(result.received)
-    assert result.step_seconds == pytest.approx(3 * 3000 / RATE, abs=1e-7)
+    tensors = 3 if kind in ("gather", "broadcast") else 0.75
+    assert result.step_seconds == pytest.approx(tensors * 3000 / RATE, abs=1e-7)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])

@@ -357,6 +357,14 @@ def use_ops(largest):
 
     np.testing.assert_array_equal(left_out(tf.fill([3], np.nan if rank == 0 else 1.0)), size - 1)
 
+    for owner in (-1, size - 1):
+        layout = {"layout": "kernel", "owner": owner}
+        own = tf.function(ops.reduce_scatter)(tf.fill([300, 300], rank + 1.0), f"scatter/{owner}", **layout)
+        np.testing.assert_array_equal(own, size * (size + 1) // 2)
+        assert own.shape == ops.shard(tf.zeros([300, 300], tf.int8), **layout).shape
+        whole = tf.function(ops.gather_shards)(own, f"shards/{owner}", [300, 300], **layout)
+        np.testing.assert_array_equal(whole, np.full([300, 300], size * (size + 1) // 2))
+
     x = tf.Variable(float(rank + 1))
     with tf.GradientTape() as tape:
         loss = (rank + 1.0) * ops.all_reduce(x * x, "differentiated")

@@ -230,6 +230,16 @@ def test_gradients_take_the_links_between_gpus(ranks, options, expected):
         assert other.cost(linked) == other.cost(host)
 
 
+@pytest.mark.parametrize("options", [{}, {"servers": 1}, {"ranks_per_node": 2, "servers": 2}])
+def test_each_way_of_shards_costs_half_of_a_sum(options):
+    cluster = dataclasses.replace(CLUSTER, **options)
+    both = planning.cost.Traffic(planning.SUM, 80_000).cost(cluster)
+    for kind in (planning.SCATTER, planning.SHARDS):
+        one = planning.Exchange("x", kind, "float32", 4, (100, 200)).cost(cluster)
+        for field in dataclasses.fields(both):
+            assert 2 * getattr(one, field.name) == pytest.approx(getattr(both, field.name))
+
+
 def test_gradients_that_were_cast_take_links_in_half_of_their_bytes():
     """Also where several nodes make them whole again before they leave."""
     for ranks, gpus in ((1, 4), (2, 2)):

@@ -16,6 +16,8 @@ from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.cost import dense_bytes
 from tf_poseidon.planning.cost import GATHER
 from tf_poseidon.planning.cost import linked_dense_bytes
+from tf_poseidon.planning.cost import SCATTER
+from tf_poseidon.planning.cost import SHARDS
 from tf_poseidon.planning.cost import SUM
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
@@ -31,5 +33,5 @@ from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
 __all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "POLICIES", "PS", "Plan",
-           "Planner", "SCHEMES", "SFB", "SPARSE", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe",
-           "least_saving", "linked_dense_bytes", "make_plan", "unmatched_pins"]
+           "Planner", "SCATTER", "SCHEMES", "SFB", "SHARDS", "SPARSE", "SUM", "Site", "Slices", "WholeOp",
+           "dense_bytes", "describe", "least_saving", "linked_dense_bytes", "make_plan", "unmatched_pins"]

@@ -43,8 +43,9 @@ class Cost:
         return self.latency + self.transfer + self.rebuild
 
 
-# Servers sum a tensor, and all ranks get the sum; all ranks get every rank's tensor; all ranks get rank 0's tensor.
-SUM, GATHER, BROADCAST = "sum", "gather", "broadcast"
+# Servers sum a tensor, and all ranks get the sum; all ranks get every rank's tensor; all ranks get rank 0's tensor;
+# servers keep their shards of a sum; servers give all ranks their shards of a tensor.
+SUM, GATHER, BROADCAST, SCATTER, SHARDS = "sum", "gather", "broadcast", "scatter", "shards"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Traffic:
     """What ranks exchange for one site, independent of the cluster.
 
     Attributes:
-        kind: SUM, GATHER or BROADCAST.
-        num_bytes: Bytes of one rank's contribution; of a sum, of the result.
+        kind: SUM, GATHER, BROADCAST, SCATTER or SHARDS.
+        num_bytes: Bytes of one rank's contribution; of a sum, of the result; of shards, of the whole tensor.
         sent_bytes: Of a sum: bytes of one rank's contribution, if these are not `num_bytes`. What the ranks of a node
             add up leaves it as `num_bytes`.
         operations: Additions and multiplications by which a rank processes the contribution of each other rank.
@@ -79,7 +80,10 @@ class Traffic:
         if self.kind == BROADCAST:  # of the node that sends most
             num_bytes = self.num_bytes * (cluster.nodes - 1)
             return Cost(num_bytes, latency=seconds, transfer=cluster.send_seconds(num_bytes))
-        if self.kind == SUM:  # to the server and back: two messages
+        between_gpus = 0.0
+        if self.kind in (SCATTER, SHARDS):  # one way of a sum: what nodes send as workers, and get as servers, or back
+            num_bytes = dense_bytes(self.num_bytes, cluster) / 2
+        elif self.kind == SUM:  # to the server and back: two messages
             up, down = self.both_ways if cluster.ranks_per_node == 1 else (self.num_bytes, self.num_bytes)
             num_bytes, seconds = dense_bytes((up + down) / 2, cluster), 2 * seconds
             between_gpus = linked_dense_bytes(sum(self.both_ways) / 2, cluster)

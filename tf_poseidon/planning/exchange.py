@@ -1,4 +1,4 @@
-"""What ranks exchange in a step besides gradients: rows that an op needs whole, largest values, random numbers.
+"""What ranks exchange in a step besides gradients: rows that an op needs whole, largest values, random numbers, shards.
 
 Tests: tests/unit/test_planning.py.
 """
@@ -10,10 +10,18 @@ from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import BROADCAST
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.cost import GATHER
+from tf_poseidon.planning.cost import SCATTER
+from tf_poseidon.planning.cost import SHARDS
 from tf_poseidon.planning.cost import Traffic
 
 # Their kinds.
-KINDS = (GATHER, BROADCAST)
+KINDS = (GATHER, BROADCAST, SCATTER, SHARDS)
+
+# Why a tensor is exchanged, by kind.
+_REASONS = {GATHER: "later ops need the values of all ranks",
+            BROADCAST: "each rank would have a different value: all take rank 0's",
+            SCATTER: "each rank needs the sum of what it owns alone",
+            SHARDS: "all ranks need what each rank computes of what it owns"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +30,11 @@ class Exchange:
 
     Attributes:
         site: Its name.
-        kind: "gather": all ranks get every rank's tensor; "broadcast": all ranks get rank 0's.
+        kind: "gather": all ranks get every rank's tensor; "broadcast": all ranks get rank 0's; "scatter": each rank
+            gets its shard of a sum; "shards": all ranks get the tensor of which each rank has a shard.
         dtype: Name of its dtype.
         itemsize: Bytes of an element.
-        shape: The shape of its part on one rank with a full batch; None if unknown.
+        shape: The shape of its part on one rank with a full batch, of shards that of the whole tensor; None if unknown.
         operations, depth, is_waited_for: Same as in `Site`.
         group: Same as in `Decision`.
         pin: The scheme that a pin asks for, which only a gradient can have.
@@ -44,7 +53,7 @@ class Exchange:
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes of one rank's part, None if unknown."""
+        """Bytes of one rank's part, or of the whole tensor; None if unknown."""
         return None if self.shape is None else self.itemsize * math.prod(self.shape)
 
     @property
@@ -55,11 +64,8 @@ class Exchange:
     @property
     def reason(self) -> str:
         """Why it is exchanged, in a sentence."""
-        if self.kind == GATHER:
-            reason = "later ops need the values of all ranks"
-        else:
-            reason = "each rank would have a different value: all take rank 0's"
-        return reason + (f"; pinned to '{self.pin}', which is not possible: it is not a gradient" if self.pin else "")
+        pinned = f"; pinned to '{self.pin}', which is not possible: it is not a gradient" if self.pin else ""
+        return _REASONS[self.kind] + pinned
 
     def cost(self, cluster: Cluster) -> Cost | None:
         """Returns the `Cost` in a step; None if unknown before the step."""

@@ -2,7 +2,7 @@
 
 Ensures: an `Exchange` for each of them, in the order of the graph.
 
-Tests: tests/training/test_explaining.py, tests/training/test_timeline.py.
+Tests: tests/training/test_explaining.py, tests/training/test_timeline.py, tests/communicator/test_shards.py.
 """
 
 import dataclasses
@@ -14,11 +14,12 @@ from tf_poseidon import planning
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
-_OPS = {"PoseidonAllGather": planning.GATHER, "PoseidonBroadcast": planning.BROADCAST}
+_OPS = {"PoseidonAllGather": planning.GATHER, "PoseidonBroadcast": planning.BROADCAST,
+        "PoseidonReduceScatter": planning.SCATTER, "PoseidonGatherShards": planning.SHARDS}
 
 
 class FindExchanges(passes.Pass):
-    """Finds gathers and broadcasts."""
+    """Finds gathers, broadcasts, and exchanges of shards."""
 
     def __init__(self, usual: graph_lib.Graph | None = None) -> None:
         """Makes the pass; `usual` is the graph with the shapes of a usual batch, by default its own."""
@@ -35,7 +36,8 @@ def nodes(graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
 
 
 def _exchange(usual: graph_lib.Graph, node: node_def_pb2.NodeDef) -> planning.Exchange:
-    dtype, shape = tf.as_dtype(node.attr["T"].type), usual.shape(graph_lib.data_inputs(node)[0])
-    return planning.Exchange(node.attr["site"].s.decode(), _OPS[node.op], dtype.name, dtype.size,
+    kind, dtype = _OPS[node.op], tf.as_dtype(node.attr["T"].type)
+    shape = usual.shape(node.name if kind == planning.SHARDS else graph_lib.data_inputs(node)[0])
+    return planning.Exchange(node.attr["site"].s.decode(), kind, dtype.name, dtype.size,
                              shape if graph_lib.is_known(shape) else None,
                              is_waited_for=graph_lib.meanwhile(node) == "waits")

@@ -20,7 +20,7 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import variables
 
 _EQUAL_EVERYWHERE = {"PoseidonSync", "PoseidonSyncSlices", "PoseidonAllReduce", "PoseidonAllGather",
-                     "PoseidonBroadcast", "PoseidonRecv", "PoseidonSize", "HorovodAllreduce",
+                     "PoseidonBroadcast", "PoseidonGatherShards", "PoseidonRecv", "PoseidonSize", "HorovodAllreduce",
                      "HorovodGroupedAllreduce", "HorovodAllgather", "HorovodBroadcast", "HorovodSize",
                      "CollectiveReduceV2", "CollectiveReduceV3", "CollectiveGatherV2",
                      "CollectiveBcastRecvV2", "CollectiveBcastSendV2"}
