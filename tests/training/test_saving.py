@@ -20,25 +20,32 @@ def reference(tmp_path_factory):
     return dict(np.load(directory / "state.0.npz"))
 
 
+@pytest.fixture(scope="module", params=["whole", "shards"])
+def updates(request):
+    """What ranks update of an optimizer's variables."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory):
+def interrupted(updates, tmp_path_factory):
     """The directory of a job whose ranks all fail in the third epoch."""
     directory = tmp_path_factory.mktemp("interrupted")
-    outcome = launch.run(["train_saving.py", directory, "interrupt"], RANKS, timeout_s=90)
+    outcome = launch.run(["train_saving.py", directory, "interrupt", updates], RANKS, timeout_s=90)
     assert outcome.status != 0 and "interrupted on purpose" in outcome.own_lines[-1]
     return directory
 
 
 @pytest.fixture(scope="module")
-def resumed(interrupted):
+def resumed(updates, interrupted):
     """The same directory after the job was resumed on one more rank."""
-    launch.run_ok(["train_saving.py", interrupted], RANKS + 1, timeout_s=90)
+    launch.run_ok(["train_saving.py", interrupted, updates], RANKS + 1, timeout_s=90)
     return interrupted
 
 
-def test_only_rank_0_writes(resumed):
-    # 1 and 2 are directories of ranks that write nothing.
-    assert not {"1", "2"} & set(os.listdir(resumed))
+def test_only_rank_0_writes(updates, resumed):
+    # 1 and 2 are directories of ranks that write nothing in `fit`.
+    assert not {"1", "2"} & set(os.listdir(resumed)) or updates == "shards"
+    assert not (resumed / "1" / "backup").exists() and not list((resumed / "2").glob("*.csv"))
     files = {path.suffix for path in (resumed / "0").iterdir()}
     assert {".keras", ".h5", ".csv"} <= files
     assert len(list((resumed / "0").glob("*.keras"))) == 4

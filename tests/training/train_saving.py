@@ -1,4 +1,4 @@
-"""Trains with callbacks that write files, started on several ranks: train_saving.py DIRECTORY [interrupt]."""
+"""Trains with callbacks that write files, on several ranks: train_saving.py DIRECTORY [interrupt] [shards]."""
 
 import pathlib
 import sys
@@ -34,11 +34,11 @@ def main(directory, *how):
     directory = pathlib.Path(directory)
     keras.config.set_floatx("float64")
     keras.utils.set_random_seed(1)
-    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    strategy = poseidon.PoseidonStrategy(timeout_s=30, shard_update="shards" in how)
     with strategy.scope():
         model = make_model()
     # Another path than on the other ranks, to see who writes and reads.
-    own = directory / str(strategy.rank)
+    own, backup = directory / str(strategy.rank), directory / "0" / "backup" / "latest.weights.h5"
     callbacks = [
         keras.callbacks.BackupAndRestore(own / "backup", delete_checkpoint=False),
         keras.callbacks.ModelCheckpoint(own / "{epoch}-{loss:.4f}.keras"),
@@ -48,7 +48,7 @@ def main(directory, *how):
                                         save_freq=3),
         keras.callbacks.TensorBoard(own / "tensorboard"),
         keras.callbacks.CSVLogger(own / "log.csv"),
-        *([Interrupt()] if how else []),
+        *([Interrupt()] if "interrupt" in how else []),
     ]
     rng = np.random.default_rng(2)
     x, y = (rng.integers(-3, 4, (ROWS, n)).astype("float64") for n in (8, 3))
@@ -59,8 +59,10 @@ def main(directory, *how):
              predictions=model.predict(x, verbose=0))
     # Written a moment ago by rank 0, read by all.
     model.load_weights(directory / "0" / "best.weights.h5")
-    if strategy.rank == 0:
-        model.load_weights(directory / "0" / "backup" / "latest.weights.h5")
+    if strategy.rank == 0 or "shards" in how:  # which all ranks read together
+        directory = directory if strategy.rank == 0 else own
+        directory.mkdir(exist_ok=True)
+        model.load_weights(backup)
         model.save(directory / "model.keras")
         model.save_weights(directory / "model.weights.h5")
         model.export(directory / "exported", verbose=False)

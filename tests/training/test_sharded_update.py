@@ -1,0 +1,50 @@
+"""Ranks that update shards compute what one process does, elementwise with the bits of ranks that update all."""
+
+import dataclasses
+
+from jobs import assert_same_as_one_process
+from jobs import Case
+import numpy as np
+import pytest
+import train_sharded
+
+FILE = "train_sharded.py"
+BOUND = 1e-9  # as in test_training.py
+# Whose norms are sums of shards, so in another order.
+OF_NORMS = ("clipnorm-adam", "global_clipnorm-adam", "loss_scale_factor-adam", "accumulation_and_clipping-adam")
+
+
+def cases(is_full):
+    """Returns the cases of programs: on 2 and 3 ranks in turn."""
+    return [Case(FILE, name, ranks, "ps") for i, name in enumerate(train_sharded.PROGRAMS)
+            for ranks in ((2, 3) if is_full else (2 + i % 2,))]
+
+
+def of_whole(is_full):
+    """Returns the cases of programs whose updates are computed element by element, and run on whole variables."""
+    return [dataclasses.replace(case, options=("--whole",)) for case in cases(is_full)
+            if case.name not in (*OF_NORMS, "adafactor", "lamb")]
+
+
+@pytest.mark.table(cases=cases)
+def test_ranks_compute_what_one_process_does(jobs, case):
+    one = jobs.one_process(case)
+    assert_same_as_one_process(one, jobs.arrays(case), {"float64": BOUND, "float32": BOUND}, least=1.0)
+
+
+@pytest.mark.table(cases=of_whole)
+def test_shards_have_the_bits_of_the_whole(jobs, case):
+    of_shards = jobs.arrays(dataclasses.replace(case, options=()))[0]
+    for name, value in jobs.arrays(case)[0].items():
+        if not name.startswith("local/"):
+            assert of_shards[name].tobytes() == value.tobytes(), name
+
+
+@pytest.mark.parametrize("name", train_sharded.ELEMENTWISE)
+def test_each_rank_holds_its_share(jobs, name):
+    case = next(case for case in cases(False) if case.name == name)
+    held, whole = np.array([arrays["local/held"] for arrays in jobs.arrays(case)]).T
+    small = 2 * (16 << 10) / 8  # tensors of up to 16 KiB are on one rank
+    assert held.sum() == whole[0] and held.max() < 1.05 * whole[0] / case.ranks + small
+
+

@@ -1,0 +1,166 @@
+"""Programs whose ranks update shards: train_sharded.py OUT POLICY [--whole] NAME...; with --whole, they update all."""
+
+import functools
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+import wrappers
+
+import tf_poseidon as poseidon
+
+# With epsilon=1e-3, updates depend continuously on gradients.
+OPTIMIZERS = {
+    "sgd": keras.optimizers.SGD,
+    "momentum": functools.partial(keras.optimizers.SGD, momentum=0.9),
+    "nesterov": functools.partial(keras.optimizers.SGD, momentum=0.9, nesterov=True),
+    "rmsprop": functools.partial(keras.optimizers.RMSprop, momentum=0.5, centered=True, epsilon=1e-3),
+    "adagrad": functools.partial(keras.optimizers.Adagrad, epsilon=1e-3),
+    "adadelta": functools.partial(keras.optimizers.Adadelta, epsilon=1e-3),
+    "adam": functools.partial(keras.optimizers.Adam, epsilon=1e-3, amsgrad=True),
+    "adamw": functools.partial(keras.optimizers.AdamW, epsilon=1e-3, weight_decay=0.01),
+    "adamax": functools.partial(keras.optimizers.Adamax, epsilon=1e-3),
+    "nadam": functools.partial(keras.optimizers.Nadam, epsilon=1e-3),
+    "lion": keras.optimizers.Lion,
+    "ftrl": keras.optimizers.Ftrl,
+    "adafactor": keras.optimizers.Adafactor,
+    "muon": keras.optimizers.Muon,
+    "lamb": functools.partial(keras.optimizers.Lamb, epsilon=1e-3),
+}
+# Whose updates are computed element by element, or of norms of a whole variable; others keep some of theirs whole.
+ELEMENTWISE = [name for name in OPTIMIZERS if name not in ("sgd", "adafactor", "muon")]
+ROWS, BATCH = 97, 32
+
+
+def _model():
+    x = keras.Input((8,))
+    h = keras.layers.Dense(300, "tanh")(x)  # the next kernel has several KV pairs
+    return keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(160, "tanh")(h)))
+
+
+def _data(columns=8):
+    rng = np.random.default_rng(2)
+    return tuple(rng.integers(-3, 4, (ROWS, n)).astype("float64") for n in (columns, 3))
+
+
+def _arrays(*models_and_optimizers):
+    variables = [variable for one in models_and_optimizers for variable in one.variables]
+    slots = [variable.value for variable in variables if hasattr(variable.value, "layout")]
+    held = sum(tf.size(slot._held_value()).numpy() for slot in slots)
+    whole = sum(slot.shape.num_elements() for slot in slots)
+    return {"local/held": np.array([held, whole]),
+            **{f"variables/{i:02}": variable.numpy() for i, variable in enumerate(variables)}}
+
+
+def optimizer(name, strategy):
+    with strategy.scope():
+        model = _model()
+        model.compile(OPTIMIZERS[name](0.01), "mse")
+    model.fit(*_data(), batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return _arrays(model, model.optimizer)
+
+
+class Gan(keras.Model):
+    """Two optimizers, which train parts of one model in turn."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic = keras.layers.Dense(700, "tanh"), keras.layers.Dense(70)
+
+    def compile(self, first, second):
+        super().compile()
+        self.optimizers = [first, second]
+
+    def call(self, x):
+        return self.critic(self.generator(x))
+
+    def train_step(self, data):
+        x, _ = data
+        for layer, sign, one in zip((self.critic, self.generator), (-1.0, 1.0), self.optimizers):
+            with tf.GradientTape() as tape:
+                loss = sign * tf.reduce_mean(tf.sin(self(x)))
+            one.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+        return {"loss": loss}
+
+
+def gan(strategy):
+    with strategy.scope():
+        model = Gan()
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), keras.optimizers.SGD(0.01, momentum=0.9))
+    model.fit(*_data(), batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return _arrays(model, *model.optimizers)
+
+
+def distributed(strategy):
+    """A step of one's own, and slots that the program reads and assigns between steps."""
+    x, y = _data()
+    with strategy.scope():
+        model, adam = _model(), keras.optimizers.Adam(0.01, epsilon=1e-3)
+
+        @poseidon.distribute
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+            adam.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            return loss
+
+        losses = []
+        for begin in range(0, ROWS, BATCH):
+            losses.append(step(x[begin:begin + BATCH], y[begin:begin + BATCH]).numpy())
+            for variable in adam.variables:
+                if "momentum" in variable.path:
+                    variable.assign(0.5 * variable.numpy())
+    return {"losses": np.array(losses), **_arrays(model, adam)}
+
+
+def overlapping(strategy):
+    with strategy.scope():
+        model = _model()
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse", steps_per_execution=4)
+    model.fit(*_data(), batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return _arrays(model, model.optimizer)
+
+
+def recompiled(strategy):
+    """An optimizer that trains another loss, in another function, from where it is; then all weights again."""
+    with strategy.scope():
+        model = _model()
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse")
+        model.fit(*_data(), batch_size=BATCH, shuffle=False, verbose=0)
+        model.compile(model.optimizer, "mae")
+    model.fit(*_data(), batch_size=BATCH, shuffle=False, verbose=0)
+    model.optimizer.set_weights([0.5 * weights for weights in map(keras.ops.convert_to_numpy, model.optimizer.variables)])
+    model.fit(*_data(), batch_size=BATCH, shuffle=False, verbose=0)
+    return _arrays(model, model.optimizer)
+
+
+def eager(strategy):
+    """Steps that run eagerly read slots whole, and keep their shards."""
+    with strategy.scope():
+        model = _model()
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse", run_eagerly=True)
+    model.fit(*_data(), batch_size=BATCH, shuffle=False, verbose=0)
+    return _arrays(model, model.optimizer)
+
+
+PROGRAMS = {**{name: functools.partial(optimizer, name) for name in OPTIMIZERS},
+            **{f"{name}-adam": cell for name, cell in ((w, wrappers.Wrapped(w, "adam")) for w in wrappers.WRAPPERS)},
+            **{program.__name__: program for program in (gan, distributed, overlapping, recompiled, eager)}}
+
+
+def main(out, policy, *names):
+    keras.config.set_floatx("float64")
+    strategy = poseidon.PoseidonStrategy(policy, timeout_s=60, shard_update="--whole" not in names)
+    for name in names:
+        if name == "--whole":
+            continue
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        np.savez(pathlib.Path(out) / f"{name}.{strategy.rank}.npz", **PROGRAMS[name](strategy))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
