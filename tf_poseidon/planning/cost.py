@@ -80,10 +80,10 @@ class Traffic:
         if self.kind == BROADCAST:  # of the node that sends most
             num_bytes = self.num_bytes * (cluster.nodes - 1)
             return Cost(num_bytes, latency=seconds, transfer=cluster.send_seconds(num_bytes))
-        between_gpus = 0.0
-        if self.kind in (SCATTER, SHARDS):  # one way of a sum: what nodes send as workers, and get as servers, or back
+        if self.kind in (SCATTER, SHARDS):  # one of the ways of a sum
             num_bytes = dense_bytes(self.num_bytes, cluster) / 2
-        elif self.kind == SUM:  # to the server and back: two messages
+            return Cost(num_bytes, latency=seconds, transfer=cluster.send_seconds(num_bytes / 2))
+        if self.kind == SUM:  # to the server and back: two messages
             up, down = self.both_ways if cluster.ranks_per_node == 1 else (self.num_bytes, self.num_bytes)
             num_bytes, seconds = dense_bytes((up + down) / 2, cluster), 2 * seconds
             between_gpus = linked_dense_bytes(sum(self.both_ways) / 2, cluster)
