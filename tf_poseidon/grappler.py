@@ -143,7 +143,7 @@ class GraphPass:
         """Hands the passes to TensorFlow."""
         _, lib = library.load()
         lib.poseidon_set_rewritten.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
-        if not _plug_in(self._callback, self.session.marker_ops):
+        if not _plug_in(self._callback, (*self.session.marker_ops, poseidon_markers.SCATTER)):
             if self.strict:
                 raise ConfigurationError(f"strict=True, but graphs cannot be rewritten: {_NO_PLACE}.")
             self._refusal = _NO_PLACE
@@ -222,7 +222,7 @@ class GraphPass:
             _log.warning("A graph that trains nothing was not rewritten: it computes the same, but slower. %s",
                          outcome.refusal)
             return graph_def if session.has_to_agree else None
-        if outcome.graph_def is not None and outcome.plan is not None and trains:
+        if outcome.plan is not None and trains and (outcome.graph_def is not None or not self._has_rewritten(number)):
             self.note(number, dataclasses.replace(outcome.plan, whole=_whole_ops(agree)))
             schemes = collections.Counter(d.scheme for d in outcome.plan.decisions)
             _log.log(self._log_level,
@@ -232,6 +232,11 @@ class GraphPass:
                 self._said.add(unmatched)  # it may be for another model of the program
                 _log.warning("%s", unmatched)
         return outcome.graph_def
+
+    def _has_rewritten(self, number: int) -> bool:
+        """Whether the function with a number has a plan for gradients: its graph may come again, rewritten."""
+        of_function = self._plans.get(number)
+        return of_function is not None and bool(of_function.plan.decisions)
 
     def _run(self, data: int, size: int, result: int) -> None:
         """Called by the bridge, graph_passes/grappler_bridge.cc; must not raise."""

@@ -132,7 +132,7 @@ def recompiled(strategy):
         model.fit(*_data(), batch_size=BATCH, shuffle=False, verbose=0)
         model.compile(model.optimizer, "mae")
     model.fit(*_data(), batch_size=BATCH, shuffle=False, verbose=0)
-    model.optimizer.set_weights([0.5 * weights for weights in map(keras.ops.convert_to_numpy, model.optimizer.variables)])
+    model.optimizer.set_weights([0.5 * variable.numpy() for variable in model.optimizer.variables])
     model.fit(*_data(), batch_size=BATCH, shuffle=False, verbose=0)
     return _arrays(model, model.optimizer)
 

@@ -33,6 +33,8 @@ from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.graph_passes.graph.indexed_graph import AddShapes
 from tf_poseidon.graph_passes.graph.indexed_graph import Graph
+from tf_poseidon.graph_passes.graph.indexed_graph import node_of
+from tf_poseidon.graph_passes.graph.indexed_graph import with_nodes
 from tf_poseidon.graph_passes.match import biases
 from tf_poseidon.graph_passes.match import casts
 from tf_poseidon.graph_passes.match import factors
@@ -144,7 +146,7 @@ class RewriteSession:
             if add_shapes is not None:
                 usual = usual_batch.with_shapes(training.graph, add_shapes, training.facts)
             training = exchanges.FindExchanges(usual)(training)
-            if not training.markers:
+            if not training.markers and not _has_shards_to_plan(graph_def):
                 return RewriteOutcome(plan=self._plan_of_exchanges(training, planner))
             training = passes.run((*self._match, describe.DescribeSites(usual), operations.CountOperations(usual),
                                    priorities.FindPriorities()), training)
@@ -171,6 +173,28 @@ class RewriteSession:
                 shapes = add_shapes(graph_def, alone=True)
         return self._find(passes.TrainingGraph(Graph(graph_def, shapes), training_step.facts_of(graph_def)))
 
+    def layouts_of_factors(self, graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts,
+                           add_shapes: AddShapes) -> set[str]:
+        """Returns the layouts of shards whose gradient the planner would let travel as factors, if all needed it whole.
+
+        Args:
+            graph_def: A partitioned GraphDef.
+            facts: What is known about its step.
+            add_shapes: Same as in `rewrite`.
+        """
+        if self.planner.given is not None:  # it plans those of which all ranks need the whole
+            whole = {decision.site for decision in self.planner.given.decisions}
+            return {node.attr["layout"].s.decode() for node in graph_def.node
+                    if node.op == poseidon_markers.SCATTER and node.attr["site"].s.decode() in whole}
+        whole_graph, layouts = _with_whole_gradients(graph_def)
+        training = self._find(passes.TrainingGraph(Graph(whole_graph, add_shapes(whole_graph, alone=True)), facts))
+        usual = usual_batch.with_shapes(training.graph, add_shapes, facts)
+        training = passes.run((exchanges.FindExchanges(usual), *self._match, describe.DescribeSites(usual),
+                               operations.CountOperations(usual), plan_sites.MakePlan(self.planner)), training)
+        assert training.plan is not None
+        return {layouts[decision.site] for decision in training.plan.decisions
+                if decision.scheme != planning.PS and decision.site in layouts}
+
     def _planned(self, training: passes.TrainingGraph, planning_pass: passes.Pass) -> passes.TrainingGraph:
         return passes.run((planning_pass, self._write), training)
 
@@ -187,7 +211,7 @@ class RewriteSession:
                        planner: planning.Planner, cause: Exception | None,
                        comparison: TextComparison) -> RewriteOutcome:
         """Rewrites a graph as all ranks do; `training` is None if this rank could not analyse it."""
-        is_refused = training is not None and all(marker.refusal for marker in training.markers)
+        is_refused = training is not None and training.markers and all(marker.refusal for marker in training.markers)
         refusal = training.markers[0].refusal if training is not None and is_refused else None
         if refusal and not any(foreign.is_of_all_ranks(node) for node in self.markers_of(graph_def)):
             return RewriteOutcome(refusal=refusal)  # other ranks may not even run it
@@ -242,6 +266,32 @@ class RewriteSession:
     def markers_of(self, graph_def: graph_pb2.GraphDef) -> list[node_def_pb2.NodeDef]:
         """Returns the nodes of a graph that synchronise gradients."""
         return [node for node in graph_def.node if node.op in self.marker_ops]
+
+
+def _has_shards_to_plan(graph_def: graph_pb2.GraphDef) -> bool:
+    """Whether all gradients of a training step become shards, and it has no plan yet."""
+    agree = training_step.node_of(graph_def)
+    return agree is not None and not agree.attr["plan"].s and any(
+        node.op == poseidon_markers.SCATTER for node in graph_def.node)
+
+
+def _with_whole_gradients(graph_def: graph_pb2.GraphDef) -> tuple[graph_pb2.GraphDef, dict[str, str]]:
+    """Returns (what comes before the gradients that become shards, where they become whole; their layouts, by site)."""
+    graph = Graph(graph_def)
+    scattered = [node for node in graph_def.node if node.op == poseidon_markers.SCATTER]
+    queue, names = [node.name for node in scattered], set[str]()
+    while queue:
+        name = queue.pop()
+        if name not in names:
+            names.add(name)
+            queue += map(node_of, graph.nodes[name].input)
+    result = with_nodes(graph_def, [node for node in graph_def.node if node.name in names])
+    for node in result.node:
+        if node.op == poseidon_markers.SCATTER:
+            node.op = poseidon_markers.OPS[0]
+            for attribute in ("layout", "owner"):
+                node.attr.pop(attribute, None)
+    return result, {node.attr["site"].s.decode(): node.attr["layout"].s.decode() for node in scattered}
 
 
 def _outcome(training: passes.TrainingGraph) -> RewriteOutcome:

@@ -21,7 +21,9 @@ from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.graph_passes.find import poseidon_markers
+from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.graph import functions
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import partitioner
@@ -54,6 +56,7 @@ class PartitionOptions:
         wire_dtype, strict: Same as in `PoseidonStrategy`.
         verifier: The `verify.Verifier` that compares what it exchanges, None without one.
         inlines: Whether its graphs have its nodes, for those who read them, and do not call them.
+        session: What plans how gradients travel, to know which of them need not become shards; None if all may.
     """
 
     size: int
@@ -63,6 +66,12 @@ class PartitionOptions:
     strict: bool = False
     verifier: Verifier | None = None
     inlines: bool = False
+    session: session_lib.RewriteSession | None = None
+
+    @property
+    def rows_of_rank(self) -> int | None:
+        """Rows of a global batch that one rank computes, rounded up; None if unknown."""
+        return None if self.rows is None else -(-self.rows // self.size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,11 +195,11 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
     in_process = next(_numbers)
     keeps_rows = keeps_rows and all(isinstance(leaf, tf.Tensor)
                                     for leaf in tf.nest.flatten(traced.structured_outputs))
-    partitioned, results, shards = _partitioned(traced, options.rows, held, candidates, keeps_rows)
+    partitioned, results, shards = _partitioned(traced, options, held, candidates, keeps_rows)
     graph_def, report = partitioned.graph_def, partitioned.report
     agreement_text = "\n".join([report.agreement_text(), *graph_texts.lines(graph_def), *(
         [] if results is None else results.lines)])
-    markers = [node for node in graph_def.node if node.op in poseidon_markers.OPS]
+    markers = [node for node in graph_def.node if node.op in (*poseidon_markers.OPS, poseidon_markers.SCATTER)]
     gradient_sites = report.gradient_sites
     for marker in markers:
         if marker.attr["site"].s.decode() in gradient_sites:
@@ -207,7 +216,7 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
         weights={path: variables[path] for path in paths if path in variables})
 
 
-def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | None, held: Sequence[tf.Variable],
+def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: PartitionOptions, held: Sequence[tf.Variable],
                  candidates: Sequence[tf.Variable] | None, keeps_rows: bool) -> tuple[
                      partitioner.PartitionedGraph, late_results.LateResults | None,
                      tuple[sharded_variables.ShardedVariable, ...]]:
@@ -217,8 +226,7 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
 
     Args:
         traced: The function.
-        rows: Usual number of rows of a batch, None if unknown.
-        held, candidates, keeps_rows: Same as in `partition`.
+        options, held, candidates, keeps_rows: Same as in `partition`.
     """
     graph_def, outputs, variables = flat_graphs.flat(traced)
     cut = None
@@ -235,18 +243,35 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
     paths = {name: sites.variable_path(variable) for name, variable in variables.items()}
     sharded = {name: variable for name, variable in variables.items()
                if isinstance(variable, sharded_variables.ShardedVariable)}
-    partitioned = partitioner.partition(
-        graph_def, outputs, grappler.add_shapes, partitioner.KnownVariables(
-            paths, summands=_named(variables, held), candidates=_named(variables, candidates or ()),
-            shards={name: variable.layout for name, variable in sharded.items() if variable.holds_shard},
-            shard_candidates={name: variable.layout for name, variable in sharded.items() if variable.may_hold_shard}),
-        rows=rows, runs_whole=True, own=outputs if keeps_rows else ())
+    known = partitioner.KnownVariables(
+        paths, summands=_named(variables, held), candidates=_named(variables, candidates or ()),
+        shards={name: variable.layout for name, variable in sharded.items() if variable.holds_shard},
+        shard_candidates={name: variable.layout for name, variable in sharded.items() if variable.may_hold_shard})
+    while True:
+        partitioned = partitioner.partition(graph_def, outputs, grappler.add_shapes, known, rows=options.rows,
+                                            runs_whole=True, own=outputs if keeps_rows else ())
+        as_factors = _shorter_as_factors(partitioned, options)
+        left = {name: layout for name, layout in known.shard_candidates.items() if layout not in as_factors}
+        if len(left) == len(known.shard_candidates):
+            break
+        known = dataclasses.replace(known, shard_candidates=left)
     shards = tuple(variable for name, variable in sharded.items() if name in partitioned.shards)
     if cut is None:
         return partitioned, None, shards
     now = [variable for name, variable in variables.items() if name in partitioned.summands
            and not any(variable is held_variable for held_variable in held)]
     return partitioned, late_results.LateResults(traced, cut, now, variables), shards
+
+
+def _shorter_as_factors(partitioned: partitioner.PartitionedGraph, options: PartitionOptions) -> set[str]:
+    """Returns the layouts of shards whose gradient would not travel as a sum if it were whole: then it should be.
+
+    Every rank rebuilds it from factors, and updates all of the variable, which is to come from nowhere else.
+    """
+    if options.session is None or options.rows is None or not partitioned.shards:
+        return set()
+    facts = training_step.StepFacts(rows=options.rows_of_rank, global_rows=options.rows)
+    return options.session.layouts_of_factors(partitioned.graph_def, facts, grappler.add_shapes)
 
 
 def _named(variables: Mapping[str, tf.Variable], wanted: Iterable[tf.Variable]) -> list[str]:

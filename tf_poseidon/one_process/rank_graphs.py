@@ -110,8 +110,7 @@ class RankGraphs:
         partition, options = self.partition, self.partition.options
         report = partition.report
         texts = [f"{exchange.agreement_text()}{mark}" for exchange in report.exchanges]
-        rows = None if options.rows is None else -(-options.rows // options.size)
-        ops.agree(texts, rows=rows, static_rows=None, strict=options.strict,
+        ops.agree(texts, rows=options.rows_of_rank, static_rows=None, strict=options.strict,
                   whole=planning.whole_op.dumps(partition.whole), steps=steps, global_rows=options.rows,
                   function=partition.number)
         checks = graph.get_operations()[-1:]

@@ -107,7 +107,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
             variable, sharded_variables.ShardedVariable)], job.communicator, name)
         partition_options = partitioning.PartitionOptions(
             job.size, call.rows() if rows is None else rows, options.trains, job.wire_dtype, job.strict,
-            job.verifier if options.trains else None)
+            job.verifier if options.trains else None, session=job.graph_pass.session)
         problem, graphs = "", None
         try:
             candidates = _read_later(variables) if form is ResultForm.READ_LATER and isinstance(

@@ -18,6 +18,8 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 # The ops that sum gradients.
 OPS = ("PoseidonSync", "PoseidonSyncSlices")
+# One that sums a gradient of which each rank needs its shard alone: nothing is left to plan.
+SCATTER = "PoseidonReduceScatter"
 
 
 def find(graph: graph_lib.Graph) -> list[Marker]:

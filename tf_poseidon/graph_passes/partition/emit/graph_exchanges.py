@@ -178,7 +178,7 @@ class GraphExchanges:
                   is_gathered: bool = True) -> _Written:
         """Notes an exchange, and names its site; returns a `_Written`."""
         self.serialise(frame)
-        scheme = {"value": planning.BROADCAST, "scatter": "scatter", "shards": "shards"}.get(
+        scheme = {"value": planning.BROADCAST, "scatter": planning.SCATTER, "shards": planning.SHARDS}.get(
             kind, planning.GATHER if is_gathered else "")
         if not self.is_in_step:
             site = f"fetched/{kind}/{name}"  # unique, since each tensor is made whole once
