@@ -6,12 +6,14 @@ import tensorflow as tf
 from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import session
+from tf_poseidon.graph_passes.find import exchanges
 from tf_poseidon.graph_passes.find import priorities
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 LAYERS = ("first", "middle", "last")
 
 
-def graph_of_steps(number, joint=False, frozen=False, moments=False):
+def graph_of_steps(number, joint=False, frozen=False, moments=False, shards=False):
     """Returns a graph that trains a chain of layers.
 
     Args:
@@ -19,6 +21,7 @@ def graph_of_steps(number, joint=False, frozen=False, moments=False):
         joint: Whether gradients are scaled by their norm.
         frozen: Whether two layers that are not trained come first.
         moments: Whether a sum of the forward pass comes after the first product.
+        shards: Whether gradients become shards before they are whole.
     """
     with tf.Graph().as_default() as graph:
         weights = {name: tf.compat.v1.placeholder(tf.float32, [2, 2], name=f"{name}_weights") for name in LAYERS}
@@ -36,14 +39,20 @@ def graph_of_steps(number, joint=False, frozen=False, moments=False):
                     value -= ops.sync(tf.reduce_mean(value), "moments" + mark, True, [])
             gradients, error = {}, value
             for name in reversed(LAYERS):
-                gradients[name] = ops.sync(error * 2, name + mark, True, [2, 2])
+                gradients[name] = ops.gather_shards(
+                    ops.reduce_scatter(error * 2, name + mark, name), f"shards/{name}{mark}", [2, 2], name,
+                ) if shards else ops.sync(error * 2, name + mark, True, [2, 2])
                 error = error @ weights[name]
             if joint:
                 norm = tf.add_n([tf.reduce_sum(g * g) for g in gradients.values()])
                 gradients = {name: gradient / norm for name, gradient in gradients.items()}
             weights = {name: weights[name] - gradients[name] for name in LAYERS}
         tf.identity_n(list(weights.values()))
-    return graph.as_graph_def(add_shapes=True)
+    graph_def = graph.as_graph_def(add_shapes=True)
+    for node in graph_def.node:
+        if node.op in exchanges.OF_SHARDS:
+            node.attr[graph_lib.MEANWHILE].s = b"computes"
+    return graph_def
 
 
 def found(graph_def):
@@ -60,6 +69,16 @@ def test_the_order_of_the_next_forward_pass_counts_and_earlier_steps_are_first()
     assert found(graph_of_steps(3)) == {
         "first": 1, "middle": 2, "last": 3, "first#1": 4, "middle#1": 5, "last#1": 6,
         **{f"{name}#2": 7 for name in LAYERS}}
+
+
+def test_shards_have_them_too():
+    graph_def = graph_of_steps(2, shards=True)
+    of_first = {"first": 1, "shards/first": 2, "middle": 2, "shards/middle": 3, "last": 3, "shards/last": 4}
+    assert found(graph_def) == of_first | {f"{name}#1": 5 for name in of_first}
+    rewritten = session.RewriteSession(planning.Planner(planning.Cluster(4))).rewrite(graph_def).graph_def
+    given = {node.attr["site"].s.decode(): node.attr["priority"].i for node in rewritten.node
+             if node.op in exchanges.OF_SHARDS}
+    assert given == found(graph_def)
 
 
 def test_gradients_that_are_needed_together_have_the_same_priority():

@@ -40,6 +40,14 @@ def test_shards_have_the_bits_of_the_whole(jobs, case):
             assert of_shards[name].tobytes() == value.tobytes(), name
 
 
+@pytest.mark.parametrize("case", [Case(FILE, "adam", 2, "sfb")], ids=str)
+def test_variables_whose_gradient_travels_as_factors_stay_whole(jobs, case):
+    test_ranks_compute_what_one_process_does(jobs, case)
+    for arrays in jobs.arrays(case):
+        held, whole = arrays["local/held"]
+        assert held == whole
+
+
 @pytest.mark.parametrize("name", train_sharded.ELEMENTWISE)
 def test_each_rank_holds_its_share(jobs, name):
     case = next(case for case in cases(False) if case.name == name)

@@ -16,6 +16,7 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 _OPS = {"PoseidonAllGather": planning.GATHER, "PoseidonBroadcast": planning.BROADCAST,
         "PoseidonReduceScatter": planning.SCATTER, "PoseidonGatherShards": planning.SHARDS}
+OF_SHARDS = tuple(op for op, kind in _OPS.items() if kind in (planning.SCATTER, planning.SHARDS))
 
 
 class FindExchanges(passes.Pass):

@@ -14,6 +14,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes import plan_sites
+from tf_poseidon.graph_passes.find import exchanges
 from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import check
@@ -77,7 +78,8 @@ def rewrite(planned: PlannedGraph, writer: type[SiteWriter]) -> graph_pb2.GraphD
         nodes += bundles_lib.open_bundle(graph, of_bundle, planned.decisions)
     replaced = {marker.node for marker in planned.training.markers} | {node.name for node in nodes}
     grouped = {exchange.site: exchange.group for exchange in plan.exchanges if exchange.group}
-    kept = [_in_group(_waiting(node, waits.get(node.name)), grouped, planned.group_sizes)
+    kept = [_with_priority(_in_group(_waiting(node, waits.get(node.name)), grouped, planned.group_sizes),
+                           planned.training.priorities)
             for node in graph.graph_def.node if node.name not in replaced]
     return horovod_ops.grouped(graph_lib.with_nodes(graph.graph_def, kept + nodes), groups)
 
@@ -92,6 +94,17 @@ def _in_group(node: node_def_pb2.NodeDef, grouped: Mapping[str, str],
     changed.CopyFrom(node)
     graph_lib.set_attribute(changed.attr["group"], "group", group)
     graph_lib.set_attribute(changed.attr["group_size"], "group_size", sizes[group])
+    return changed
+
+
+def _with_priority(node: node_def_pb2.NodeDef, priorities: Mapping[str, int]) -> node_def_pb2.NodeDef:
+    """Returns a node with its priority, if it exchanges shards."""
+    priority = priorities.get(node.attr["site"].s.decode()) if node.op in exchanges.OF_SHARDS else None
+    if priority is None:
+        return node
+    changed = type(node)()
+    changed.CopyFrom(node)
+    graph_lib.set_attribute(changed.attr["priority"], "priority", priority)
     return changed
 
 
