@@ -308,6 +308,45 @@ def test_more_ranks_on_a_node_favour_the_parameter_server():
     assert decision.scheme == "ps" and "= 64 is more than" in decision.reason and "for K=4" in decision.reason
 
 
+@pytest.mark.parametrize("workers, dedicated, servers, share, speedup", [
+    (4, 0, 0, 0, 1), (4, 1, 0, 1 / 3, 9 / 8), (4, 2, 0, 0.6, 1.25), (4, 4, 0, 1, 1.5), (4, 6, 0, 1, 1.5),
+    (8, 8, 0, 1, 1.75), (2, 1, 0, 0.5, 1), (4, 2, 2, 1, 0.75), (4, 1, 2, 0.5, 0.75)])
+def test_dedicated_servers_own_the_share_by_which_the_busiest_link_is_least_busy(workers, dedicated, servers, share,
+                                                                                speedup):
+    site, without = dense_site(1000, 500, 1), planning.Cluster(workers)
+    cluster = planning.Cluster(workers, servers, dedicated_servers=dedicated)
+    assert cluster.dedicated_share == pytest.approx(share)
+    seconds, before = (cost_of(schemes.PS, site, each).transfer for each in (cluster, without))
+    assert before / seconds == pytest.approx(speedup)
+    if dedicated and cluster.server_nodes == workers:  # no other share is better
+
+        def busiest(share):
+            return max(share + 2 * (1 - share) * (workers - 1) / workers, share * workers / dedicated)
+
+        assert busiest(share) == pytest.approx(min(busiest(i / 1000) for i in range(1001)), rel=1e-3)
+        assert seconds == pytest.approx(busiest(share) * cluster.send_seconds(site.num_bytes))
+
+
+def test_dedicated_servers_take_one_way_at_a_time():
+    """Half of the bytes on the way up help where servers are workers, and not where links carry one way's bytes."""
+    wide = dense_site(100, 200, 1)
+    narrow = dataclasses.replace(wide, cast_from="bfloat16")
+    for dedicated, ratio in ((0, 0.75), (4, 1)):
+        cluster = planning.Cluster(4, dedicated_servers=dedicated)
+        assert cost_of(schemes.PS, narrow, cluster).transfer == pytest.approx(
+            ratio * cost_of(schemes.PS, wide, cluster).transfer)
+
+
+def test_plans_say_how_many_servers_are_dedicated(tmp_path):
+    plan = planning.make_plan([dense_site(100, 50, 8)], "ps", planning.Cluster(4, dedicated_servers=2))
+    assert str(plan).startswith("plan by policy 'ps' for 4 workers, 6 servers (2 dedicated), 10 Gbit/s")
+    plan.save(tmp_path / "plan")
+    loaded = planning.Plan.load(tmp_path / "plan")
+    assert loaded == plan and loaded.digest != dataclasses.replace(plan, cluster=planning.Cluster(4)).digest
+    with pytest.raises(poseidon.PoseidonError, match=r"for 4 workers, 6 servers \(2 dedicated\), but this job has 4 w"):
+        plan.check(plan.sites, planning.Cluster(4))
+
+
 def test_seconds_with_few_servers_are_those_of_a_server():
     """With 1 server it receives and sends MN for each of the 3 others: 3 MN each way."""
     one = dataclasses.replace(CLUSTER, servers=1)
@@ -739,7 +778,9 @@ def test_a_bias_can_be_pinned_by_itself():
     (lambda: planning.Cluster(2, gpu_link_gbps=5), "gpu_link_gbps=5 with gpus_per_node=1, expected 0 where no GPUs are"),
     (lambda: planning.Cluster(2, gpus_per_node=2, gpu_link_gbps=-1), "gpu_link_gbps=-1, expected 0 or more"),
     (lambda: planning.Plan.load(5), "The plan '5' cannot be read"),
-    (lambda: planning.Cluster(4, 5), "servers=5 with workers=4, but every server is also a worker"),
+    (lambda: planning.Cluster(4, 5), "servers=5 with workers=4 and dedicated_servers=0, expected 1 to 4: every server"),
+    (lambda: planning.Cluster(4, 1, dedicated_servers=2), "servers=1 with workers=4 and .* expected 2 to 6: every"),
+    (lambda: planning.Cluster(4, dedicated_servers=(4,)), "dedicated_servers=.*, expected a whole number, at least 0"),
     (lambda: planning.Cluster(4, bandwidth_gbps=0), "bandwidth_gbps=0, expected a positive number"),
     (lambda: planning.Cluster(4, accelerators=1), "accelerators=1, expected True or False"),
     (lambda: planning.Cluster(4, latency_us=-1), "latency_us=-1, expected 0 or more"),

@@ -12,14 +12,14 @@ from typing import TypeGuard
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import shown
 
-# (workers, servers, ranks that combine).
-Shape = tuple[int, int, int]
+# (workers, servers, ranks that combine, dedicated servers).
+Shape = tuple[int, int, int, int]
 
 # Ranks are numbers of 32 bits on the wire.
 _MOST_RANKS = (1 << 31) - 1
 
-# Files of plans have these only where GPUs are linked: so earlier versions read the others.
-_OF_LINKS = ("gpus_per_node", "gpu_link_gbps")
+# Files of plans have these only where GPUs are linked, or ranks only serve: so earlier versions read the others.
+_IF_NEEDED = ("gpus_per_node", "gpu_link_gbps", "dedicated_servers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Cluster:
     `poseidon.calibrate()` measures one. The defaults describe servers with 10 Gbit/s Ethernet.
 
     Attributes:
-        workers: Number of ranks, P1 in the paper. Every rank computes.
-        servers: Number of ranks that also hold KV pairs, P2; 0 for all. No rank is only a server.
+        workers: Number of ranks that compute, P1 in the paper.
+        servers: Number of ranks that hold KV pairs, P2; 0 for all, dedicated servers included.
         bandwidth_gbps: Bandwidth at which a node can send, and receive at the same time, in 10^9 bits per
             second.
         latency_us: Time from one rank's sending a small message to another's receiving it, in microseconds.
@@ -47,6 +47,7 @@ class Cluster:
             machine, `workers`.
         gpu_link_gbps: Rate at which a GPU gives to the others of its node, and takes from them at the same time, in
             10^9 bits per second; 0 if what they exchange goes through the host.
+        dedicated_servers: How many of the servers are no workers, but nodes that only serve.
 
     Raises:
         PoseidonError: If a value is out of range.
@@ -62,21 +63,23 @@ class Cluster:
     uncertainty: float = 0.0
     gpus_per_node: int = 1
     gpu_link_gbps: float = 0.0
+    dedicated_servers: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("servers", 0), ("ranks_per_node", 1), ("gpus_per_node", 1)):
+        for name, least in (("workers", 1), ("servers", 0), ("ranks_per_node", 1), ("gpus_per_node", 1),
+                            ("dedicated_servers", 0)):
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
                 raise ConfigurationError(f"{name}={shown(value)}, expected a whole number, at least {least}.")
             if int(value) > _MOST_RANKS:
                 raise ConfigurationError(f"{name}={shown(value)}, expected at most {_MOST_RANKS}.")
         if not self.servers:
-            object.__setattr__(self, "servers", self.workers)
-        if self.servers > self.workers:
+            object.__setattr__(self, "servers", self.workers + self.dedicated_servers)
+        if not self.dedicated_servers <= self.servers <= self.workers + self.dedicated_servers:
             raise ConfigurationError(
-                f"servers={self.servers} with workers={self.workers}, but every server is also a "
-                "worker: expected at most as many servers as workers. To use more machines, let "
-                "them work too.")
+                f"servers={self.servers} with workers={self.workers} and dedicated_servers={self.dedicated_servers}, "
+                f"expected {max(1, self.dedicated_servers)} to {self.workers + self.dedicated_servers}: every server "
+                "is also a worker, but for the dedicated ones.")
         for name in ("bandwidth_gbps", "gflops"):
             if not (_is_number(getattr(self, name)) and getattr(self, name) > 0):
                 raise ConfigurationError(f"{name}={shown(getattr(self, name))}, expected a positive number.")
@@ -101,8 +104,21 @@ class Cluster:
 
     @property
     def server_nodes(self) -> int:
-        """Number of nodes with servers, if servers are spread evenly."""
-        return min(self.servers, self.nodes)
+        """Number of nodes of workers with servers, if servers are spread evenly."""
+        return min(self.servers - self.dedicated_servers, self.nodes)
+
+    @property
+    def dedicated_share(self) -> float:
+        """The share of all KV pairs that dedicated servers own, by which the busiest link is least busy.
+
+        `PlacesOf` in kernels/communicator/kv_pairs.cc divides KV pairs by it.
+        """
+        if not self.dedicated_servers or (self.server_nodes and self.nodes == 1):
+            return 0.0
+        if not self.server_nodes or self.dedicated_servers >= self.nodes:
+            return 1.0
+        others = (self.nodes + self.server_nodes - 2) / self.server_nodes  # what workers' nodes send if these own all
+        return others / (self.nodes / self.dedicated_servers + others - 1)
 
     @property
     def are_all_linked(self) -> bool:
@@ -112,12 +128,12 @@ class Cluster:
     @property
     def linked_servers(self) -> int:
         """Number of servers among the linked GPUs of a node, if servers are spread evenly."""
-        return math.ceil(self.servers * self.gpus_per_node / self.workers)
+        return max(1, math.ceil((self.servers - self.dedicated_servers) * self.gpus_per_node / self.workers))
 
     @property
     def shape(self) -> Shape:
-        """The values on which the cutting and routing of tensors depend: (workers, servers, ranks that combine)."""
-        return self.workers, self.servers, self.ranks_per_node if self.nodes > 1 else 1
+        """The values on which the cutting and routing of tensors depend."""
+        return self.workers, self.servers, self.ranks_per_node if self.nodes > 1 else 1, self.dedicated_servers
 
     def send_seconds(self, num_bytes: float) -> float:
         """Returns how long a node takes to send `num_bytes` while it receives as many."""
@@ -146,9 +162,9 @@ class Cluster:
                 "one sum of each node, the factors and slices of all its ranks, and what else is exchanged.")
 
     def fields(self) -> dict[str, Any]:
-        """Returns the attributes by name, those of links between GPUs where they are not the defaults."""
+        """Returns the attributes by name, some only where they are not the defaults."""
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
-        return {name: value for name, (value, default) in values.items() if name not in _OF_LINKS or value != default}
+        return {name: value for name, (value, default) in values.items() if name not in _IF_NEEDED or value != default}
 
     def __str__(self) -> str:
         return (f"{describe(self.shape)}, {self.bandwidth_gbps:g} Gbit/s, {self.latency_us:g} µs, "
@@ -160,8 +176,10 @@ class Cluster:
 
 def describe(shape: Shape) -> str:
     """Returns a `Cluster.shape` as text."""
-    workers, servers, ranks_per_node = shape
+    workers, servers, ranks_per_node, dedicated_servers = shape
     text = f"{workers} workers, {servers} servers"
+    if dedicated_servers:
+        text += f" ({dedicated_servers} dedicated)"
     return text if ranks_per_node == 1 else f"{text}, {ranks_per_node} to a node"
 
 

@@ -85,7 +85,7 @@ class Traffic:
             return Cost(num_bytes, latency=seconds, transfer=cluster.send_seconds(num_bytes / 2))
         if self.kind == SUM:  # to the server and back: two messages
             up, down = self.both_ways if cluster.ranks_per_node == 1 else (self.num_bytes, self.num_bytes)
-            num_bytes, seconds = dense_bytes((up + down) / 2, cluster), 2 * seconds
+            num_bytes, seconds = dense_bytes((up + down) / 2, cluster, max(up, down)), 2 * seconds
             between_gpus = linked_dense_bytes(sum(self.both_ways) / 2, cluster)
         else:
             num_bytes = gathered_bytes(self.num_bytes, cluster)
@@ -113,9 +113,23 @@ def factor_broadcasting(num_bytes: float, p1: int) -> float:
     return 2 * num_bytes * (p1 - 1)
 
 
-def dense_bytes(num_bytes: float, cluster: Cluster) -> float:
-    """Returns the bytes that a node sends plus receives for a tensor of `num_bytes` that servers sum."""
-    return parameter_server(num_bytes, cluster.nodes, cluster.server_nodes)
+def dense_bytes(num_bytes: float, cluster: Cluster, one_way: float | None = None) -> float:
+    """Returns the bytes that a node sends plus receives for a tensor of `num_bytes` that servers sum.
+
+    With dedicated servers, of the busiest node: a worker, or one of them. Between these, all bytes that go up take one
+    direction of a link, and all that come down the other one.
+
+    Args:
+        num_bytes: Of the tensor, the mean of both ways.
+        cluster: The cluster.
+        one_way: On the way with more bytes; None for `num_bytes`.
+    """
+    share = cluster.dedicated_share
+    of_workers = parameter_server(num_bytes, cluster.nodes, cluster.server_nodes) if share < 1 else 0.0
+    if not share:
+        return of_workers
+    of_dedicated = 2 * share * (num_bytes if one_way is None else one_way)
+    return max(of_dedicated + (1 - share) * of_workers, of_dedicated * cluster.nodes / cluster.dedicated_servers)
 
 
 def linked_dense_bytes(num_bytes: float, cluster: Cluster) -> float:
