@@ -94,7 +94,7 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
         communicator = horovod.connect(job, may_leave=True)
         comparison = agreement.CommunicatorComparison(communicator)
         if cluster is None and policy == "auto":
-            cluster = calibration.measure(communicator, horovod.sum_in_place)
+            cluster = calibration.measure(communicator, horovod.sum_in_place, planning.Cluster(communicator.size))
     else:
         comparison = agreement.CoordinationServiceComparison(rank, size, job.timeout_s)
     if cluster is None:

@@ -28,8 +28,8 @@ class JobOptions:
 
     Attributes:
         engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s, heartbeat_timeout_s,
-            staging_bytes: Same as in `PoseidonStrategy`. Infinite times, and others that no clock can count, become 30
-            years.
+            staging_bytes, dedicated_servers: Same as in `PoseidonStrategy`. Infinite times, and others that no clock
+            can count, become 30 years.
 
     Raises:
         ConfigurationError: If a value is out of range for any job.
@@ -43,6 +43,7 @@ class JobOptions:
     startup_timeout_s: float = 120.0
     heartbeat_timeout_s: float = 12.0
     staging_bytes: int | None = None
+    dedicated_servers: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.servers, numbers.Number):
@@ -58,6 +59,7 @@ class JobOptions:
                                                    and 0 < self.staging_bytes < 2**63):
             raise ConfigurationError(f"staging_bytes={self.staging_bytes}, expected a positive number of bytes, or "
                                      "None for 24 times kv_pair_bytes.")
+        planning.Cluster(1, dedicated_servers=self.dedicated_servers)  # checks it
         for name in ("timeout_s", "startup_timeout_s", "heartbeat_timeout_s"):
             seconds, least = getattr(self, name), _LEAST_S.get(name, 0)
             if not seconds > least:
@@ -75,11 +77,21 @@ class JobOptions:
         Raises:
             ConfigurationError: For the first such option.
         """
-        if has_own_ops and self.servers:
-            raise _not_with_own_ops("servers", self.servers, self.engine)
+        for name, value in (("servers", self.servers), ("dedicated_servers", self.dedicated_servers)):
+            if has_own_ops and value:
+                raise _not_with_own_ops(name, value, self.engine)
+        if self.dedicated_servers and self.dedicated_servers > size - 2:
+            raise ConfigurationError(f"dedicated_servers={self.dedicated_servers} in a job of {size} ranks, expected "
+                                     f"at most {max(0, size - 2)}: two or more have to train; start more ranks, or "
+                                     "omit it.")
         if len(set(self.servers)) != len(self.servers) or not set(self.servers) <= set(range(size)):
             raise ConfigurationError(f"servers={list(self.servers)}, expected distinct ranks from 0 to {size - 1}; "
                                      "omit it to let every rank be a server.")
+        idle = sorted({*range(size - self.dedicated_servers, size)} - {*self.servers}) if self.servers else []
+        if idle:
+            raise ConfigurationError(f"servers={list(self.servers)}, but rank {idle[0]} is one of the last "
+                                     f"dedicated_servers={self.dedicated_servers} ranks, which only serve; name it, "
+                                     "too, or omit servers.")
         if has_own_ops and (self.ranks_per_node or 1) > 1:
             raise _not_with_own_ops("ranks_per_node", self.ranks_per_node, self.engine)
 
@@ -159,26 +171,31 @@ class TrainingOptions:
         return f"plans by policy '{self.policy}'{speeds}"
 
     def check(self, job: JobOptions, size: int, has_own_ops: bool) -> None:
-        """Refuses options that are not possible in a job; arguments as in `JobOptions.check`.
+        """Refuses options that are not possible in a job; arguments as in `JobOptions.check`, which comes before.
 
         Raises:
             ConfigurationError: For the first such option.
             PlanError: If the plan is for another job.
         """
+        num_servers = len(job.servers) or size
+        size -= job.dedicated_servers  # what follows is about workers
         self._check_ranks_per_node(job, size, has_own_ops)
         shares = self.given_row_shares
         if shares is not None and len(shares) != size:
             raise ConfigurationError(f"rows={shares} are for {len(shares)} ranks, but the job has {size}; give as many "
                                      "numbers.")
-        num_servers = len(job.servers) or size
         if self.plan is not None and size > 1:
             self.plan.check(self.plan.sites, planning.Cluster(
-                size, num_servers, ranks_per_node=self.plan.cluster.ranks_per_node))
+                size, num_servers, ranks_per_node=self.plan.cluster.ranks_per_node,
+                dedicated_servers=job.dedicated_servers))
         cluster = self.cluster
         if cluster is not None and size > 1 and (cluster.workers, cluster.servers) != (size, num_servers):
             raise ConfigurationError(
                 f"The cluster has {cluster.workers} workers and {cluster.servers} servers, but this job "
                 f"has {size} and {num_servers}; give it those.")
+        if cluster is not None and size > 1 and cluster.dedicated_servers != job.dedicated_servers:
+            raise ConfigurationError(f"The cluster has dedicated_servers={cluster.dedicated_servers}, but this job has "
+                                     f"{job.dedicated_servers}; give it those.")
         if has_own_ops and cluster is not None and cluster.gpus_per_node > 1:
             raise _not_with_own_ops("gpus_per_node", cluster.gpus_per_node, job.engine, " of the cluster")
         if has_own_ops and self.wire_dtype is not None:
@@ -219,7 +236,7 @@ class PlanOptions:
 
     Attributes:
         workers, servers, bandwidth_gbps, latency_us, gflops, accelerators, ranks_per_node, gpus_per_node,
-            gpu_link_gbps: Same as in `planning.Cluster`.
+            gpu_link_gbps, dedicated_servers: Same as in `planning.Cluster`.
         policy, pins, merge, wire_dtype: Same as in `PoseidonStrategy`.
 
     Raises:
@@ -235,6 +252,7 @@ class PlanOptions:
     ranks_per_node: int = 1
     gpus_per_node: int = 1
     gpu_link_gbps: float = 0.0
+    dedicated_servers: int = 0
     policy: str = "auto"
     pins: Mapping[str, str] | None = None
     merge: bool = False

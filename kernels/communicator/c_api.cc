@@ -48,6 +48,7 @@ Options ToOptions(const PoseidonOptions& options) {
   for (int i = 0; i < options.num_servers; ++i) result.servers.push_back(options.servers[i]);
   result.ranks_per_node = options.ranks_per_node;
   result.staging_bytes = options.staging_bytes;
+  result.dedicated_servers = options.dedicated_servers;
   return result;
 }
 
@@ -257,6 +258,7 @@ void poseidon_abort(Communicator* communicator, const char* reason, double secon
   communicator->Abort(reason, seconds);
 }
 
+bool poseidon_serve(Communicator* communicator, double seconds) { return communicator->Serve(seconds); }
 bool poseidon_goodbye(Communicator* communicator, char* error) {
   const std::string reason = communicator->Goodbye();
   poseidon::WriteText(reason, error);

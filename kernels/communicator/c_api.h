@@ -36,6 +36,7 @@ struct PoseidonOptions {
   int32_t num_servers;     // 0: all ranks
   int32_t ranks_per_node;  // see poseidon::Options
   int64_t staging_bytes;   // 0: a default
+  int32_t dedicated_servers;
 };
 
 // Joins the job over MPI; `transport_library` is the path of the MPI transport. Null on failure.
@@ -60,12 +61,12 @@ void poseidon_set_process_communicator(poseidon::Communicator* communicator);
 void poseidon_set_process_ranks(int32_t size, poseidon::Communicator* const* ranks);
 
 int32_t poseidon_rank(const poseidon::Communicator* communicator);
-int32_t poseidon_size(const poseidon::Communicator* communicator);
+int32_t poseidon_size(const poseidon::Communicator* communicator);  // workers; other ranks are dedicated servers
 
-// Writes a number for each rank, the same for those that combine.
+// Writes a number for each worker, the same for those that combine.
 void poseidon_nodes(const poseidon::Communicator* communicator, int32_t* nodes);
 
-// Writes a number for each rank, the same for those of one host; returns false if that is unknown.
+// Writes a number for each worker, the same for those of one host; returns false if that is unknown.
 bool poseidon_hosts(const poseidon::Communicator* communicator, int32_t* hosts);
 
 // Starts an exchange, see poseidon::Exchange; input_dtype may be dtype. Returns a handle for poseidon_wait.
@@ -105,6 +106,7 @@ void poseidon_release_without_zeros(void* without_zeros);
 void poseidon_release(void* handle);
 
 void poseidon_abort(poseidon::Communicator* communicator, const char* reason, double seconds);
+bool poseidon_serve(poseidon::Communicator* communicator, double seconds);  // see Communicator::Serve
 bool poseidon_goodbye(poseidon::Communicator* communicator, char* error);
 bool poseidon_failure(const poseidon::Communicator* communicator, char* error);
 

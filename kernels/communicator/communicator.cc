@@ -89,24 +89,32 @@ class Communicator::Impl {
     std::string error;
     try {
       transport = open();
+      if (transport->size() <= options_.dedicated_servers) {
+        throw std::runtime_error(Text("dedicated_servers=", options_.dedicated_servers, " of ", transport->size(),
+                                      " ranks, expected fewer: at least one has to train."));
+      }
     } catch (const std::exception& e) {
       error = e.what();
+      transport.reset();
     }
     std::unique_lock<std::mutex> lock(mutex_);
     startup_error_ = error;
     has_opened_ = true;
+    std::vector<int> nodes;
     if (transport) {
       rank_ = transport->rank();
-      size_ = transport->size();
+      size_ = transport->size() - options_.dedicated_servers;
       hosts_ = transport->nodes();
-      nodes_ = NodesOf(options_, *transport);
-      servers_ = WithServers(options_, size_).servers;
+      if (!hosts_.empty()) hosts_.resize(size_);
+      nodes = NodesOf(options_, *transport);
+      nodes_.assign(nodes.begin(), nodes.begin() + size_);
+      shard_servers_ = WithServers(options_, nodes).shard_servers;
     }
     changed_.notify_all();
     if (!transport || stop_) return;
     lock.unlock();
 
-    auto protocol = std::make_unique<Protocol>(std::move(transport), options_, nodes_, &statistics_,
+    auto protocol = std::make_unique<Protocol>(std::move(transport), options_, nodes, &statistics_,
                                                [this](const std::string& reason) { Set([&] { failure_ = reason; }); });
     Run(protocol.get());
     if (protocol->has_failed() || protocol->is_being_copied()) KeepForEver(std::move(protocol));
@@ -175,6 +183,12 @@ class Communicator::Impl {
                 " to reach the end of the program.");
   }
 
+  bool Serve(double seconds) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::duration<double>(seconds),
+                             [&] { return have_workers_left_ || has_ended_ || !failure_.empty(); });
+  }
+
   void Stop() {
     Set([&] { stop_ = true; });
     has_work_.notify_one();
@@ -185,7 +199,7 @@ class Communicator::Impl {
   const std::vector<int>& nodes() const { return nodes_; }
   const std::vector<int>& hosts() const { return hosts_; }
   KvPairs Shards(const ShardLayout& layout, size_t count, size_t element_bytes) const {
-    return {layout, count, element_bytes, static_cast<size_t>(options_.kv_pair_bytes), servers_};
+    return {layout, count, element_bytes, static_cast<size_t>(options_.kv_pair_bytes), shard_servers_};
   }
   std::string StatisticsJson(bool has_sites) const { return statistics_.Json(has_sites); }
   void WaitedForBatch(Clock::time_point begin, Clock::time_point end) { statistics_.WaitedForBatch(begin, end); }
@@ -288,6 +302,10 @@ class Communicator::Impl {
       has_told_failure_ = true;
       changed_.notify_all();
     }
+    if (!have_workers_left_ && protocol.HaveWorkersLeft()) {
+      have_workers_left_ = true;
+      changed_.notify_all();
+    }
     if (!wants_goodbye_) return stop_;
     missing_goodbyes_ = protocol.MissingGoodbyes();
     return stop_ || (missing_goodbyes_.empty() && protocol.is_flushed());
@@ -331,7 +349,7 @@ class Communicator::Impl {
   RowShares row_shares_;
   Statistics statistics_;
   int rank_ = 0, size_ = 1;  // these are constant once the transport is open
-  std::vector<int> nodes_, hosts_, servers_;
+  std::vector<int> nodes_, hosts_, shard_servers_;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable has_work_;
@@ -342,7 +360,7 @@ class Communicator::Impl {
   std::string wants_abort_, aborted_for_;  // until the progress thread takes it; for good
   bool wants_goodbye_ = false, is_goodbye_taken_ = false, stop_ = false;
   // From the progress thread to others.
-  bool has_opened_ = false, has_told_failure_ = false, has_ended_ = false;
+  bool has_opened_ = false, has_told_failure_ = false, have_workers_left_ = false, has_ended_ = false;
   std::string startup_error_;
   std::string failure_;
   std::vector<int> missing_goodbyes_;
@@ -391,6 +409,7 @@ void Communicator::SubmitPing(int peer, size_t bytes, PingDone done) {
   impl_->Submit({"a ping", alone, std::move(start), std::move(refuse)});
 }
 void Communicator::Abort(const std::string& reason, double seconds) { impl_->Abort(reason, seconds); }
+bool Communicator::Serve(double seconds) { return impl_->Serve(seconds); }
 std::string Communicator::Goodbye() { return impl_->Goodbye(); }
 std::string Communicator::failure() const { return impl_->failure(); }
 std::string Communicator::StatisticsJson(bool has_sites) const { return impl_->StatisticsJson(has_sites); }

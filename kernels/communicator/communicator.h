@@ -46,9 +46,9 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   int rank() const;
-  int size() const;
-  const std::vector<int>& nodes() const;  // by rank, the same for ranks that combine, all or some of those of a node
-  const std::vector<int>& hosts() const;  // by rank, the same for ranks that share memory; empty if that is unknown
+  int size() const;                       // the number of workers: dedicated servers have the ranks from there on
+  const std::vector<int>& nodes() const;  // by worker, the same for those that combine, all or some of a node
+  const std::vector<int>& hosts() const;  // by worker, the same for those that share memory; empty if unknown
   bool is_on_one_node() const;
 
   // The KV pairs of a tensor of `count` elements, of which those of this rank are its shard.
@@ -65,6 +65,10 @@ class Communicator {
   // Ends every exchange of all ranks with an error that holds `reason`, and returns when the
   // other ranks have been told or `seconds` have passed.
   void Abort(const std::string& reason, double seconds);
+
+  // On a dedicated server: returns whether it has nothing more to serve, since all workers have reached their end or
+  // the job has failed; waits at most `seconds` for that.
+  bool Serve(double seconds);
 
   // Says that this rank has reached its end and waits for all others to say so. Returns an empty
   // text when all have, else why they have not. Nothing may be submitted afterwards.

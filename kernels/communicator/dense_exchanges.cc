@@ -83,7 +83,8 @@ void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::t
   Site& site = sites_[hash];
   site.name = exchange.site;
   site.priority = exchange.priority;
-  KvPairs pairs = exchange.Cut(hash, static_cast<size_t>(options_.kv_pair_bytes), options_.servers);
+  KvPairs pairs = exchange.Cut(hash, static_cast<size_t>(options_.kv_pair_bytes),
+                               exchange.ways == Ways::kBoth ? options_.servers : options_.shard_servers);
   SiteStatistics& statistics = statistics_->Of(exchange.site);
   statistics_->Submitted(hash, submitted, exchange.is_of_step);
   auto active = std::make_shared<ActiveExchange>(std::move(exchange), std::move(done), hash, site.steps++,
@@ -102,6 +103,33 @@ void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::t
   Complete(active);
 }
 
+void DenseExchanges::TakePartToServe(int peer, const FrameHeader& header, const char* payload) {
+  FailIf(server_.Add(peer, header, payload));
+  if (has_failed_) return;
+  if (active_.count(header.site)) {  // a worker that has the results is a step ahead of those that do not have them yet
+    to_serve_.emplace(SiteStep{header.site, header.step}, header);
+  } else {
+    Serve(header);
+  }
+}
+
+// Starts the exchange to which a part belongs. This rank knows the site's hash only.
+void DenseExchanges::Serve(const FrameHeader& header) {
+  Exchange exchange;
+  exchange.site = Text("an exchange that rank ", rank_, " serves");
+  exchange.dtype = static_cast<DataType>(header.dtype);
+  exchange.count = static_cast<int64_t>(header.count);
+  exchange.contributes = false;
+  exchange.is_of_step = false;
+  exchange.root = header.root;
+  const auto result = std::make_shared<BufferPool::Buffer>(results_.Take(exchange.bytes()));
+  exchange.output = result->data.get();
+  sites_[header.site].steps = header.step;
+  Start(
+      std::move(exchange), [this, result](const std::string&) { results_.Give(std::move(*result)); }, header.site,
+      Clock::now(), nullptr);
+}
+
 // Each rank begins with the server after itself, so that not all send to the same one at a time.
 size_t DenseExchanges::FirstPair(const KvPairs& pairs) const {
   const size_t distinct = std::min(pairs.size(), options_.servers.size());
@@ -117,6 +145,7 @@ void DenseExchanges::StartPair(const Active& active, size_t pair) {
   if (active->exchange.ways == Ways::kDown) return GiveShard(active, pair);
   const int server = active->pairs[pair].server;
   const int root = active->exchange.root;
+  if (routes_->only_serves() && server != rank_) return AddResult(active, pair);  // it is no concern of this rank
   const bool adds_up = routes_->Collects(server) && (root < 0 || routes_->SourceOf(root, server) >= 0);
   if (adds_up) {
     server_.AddOwn(active, pair);
@@ -409,6 +438,7 @@ void DenseExchanges::OnFrame(int peer, const FrameHeader& header, const char* pa
                          ". time, which is over on rank ", rank_,
                          ": all ranks must exchange the same under each name. Build the same model on all ranks."));
     }
+    if (routes_->only_serves()) return TakePartToServe(peer, header, payload);
     return is_result ? OnEarlyResult(peer, header, payload) : FailIf(server_.Add(peer, header, payload));
   }
   FailIf(Disagreement(peer, header, rank_, active->exchange));
@@ -578,10 +608,11 @@ std::pair<std::vector<int>, std::vector<int>> DenseExchanges::LinkedAndOthers(co
   const int server = active->pairs[pair].server, root = active->exchange.root;
   const int from = root < 0 ? -1 : routes_->SourceOf(root, server);  // it has what it has sent
   const std::vector<int>& sources = routes_->Sources(server);
-  const size_t own = std::find(sources.begin(), sources.end(), rank_) - sources.begin();
-  for (size_t step = 1; step < sources.size(); ++step) {
+  const size_t own =
+      routes_->only_serves() ? rank_ : std::find(sources.begin(), sources.end(), rank_) - sources.begin();
+  for (size_t step = 0; step < sources.size(); ++step) {
     const int peer = sources[(own + step) % sources.size()];
-    if (peer == from) continue;
+    if (peer == rank_ || peer == from) continue;
     (IsLinked(active, peer, active->pairs[pair].bytes) ? linked : others).push_back(peer);
   }
   return {linked, others};
@@ -607,6 +638,8 @@ void DenseExchanges::Complete(const Active& active) {
   const Exchange& exchange = active->exchange;
   statistics_->events.Add(exchange.site, {exchange.row, active->start, now, exchange.bytes(), exchange.is_blocking});
   active->done("");
+  const auto next = to_serve_.lower_bound({active->site, 0});
+  if (next != to_serve_.end() && next->first.first == active->site) Serve(to_serve_.extract(next).mapped());
 }
 
 // ---- failures -------------------------------------------------------------------------------

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "buffer_pool.h"
 #include "exchange.h"
 #include "gather_exchanges.h"
 #include "gpu_links.h"
@@ -64,6 +65,7 @@ class DenseExchanges {
 
  private:
   using Active = std::shared_ptr<ActiveExchange>;
+  using SiteStep = std::pair<uint64_t, uint64_t>;
 
   // A result of an exchange that this rank has not started. It is received at once, or it would keep
   // the sender from sending what this rank waits for first.
@@ -74,6 +76,10 @@ class DenseExchanges {
     bool is_ready = false;
     std::function<void()> when_ready;
   };
+
+  // On a dedicated server nobody submits an exchange: the first part that arrives starts it.
+  void TakePartToServe(int peer, const FrameHeader& header, const char* payload);
+  void Serve(const FrameHeader& header);
 
   // The way up.
   size_t FirstPair(const KvPairs& pairs) const;
@@ -151,7 +157,9 @@ class DenseExchanges {
   std::unordered_map<uint64_t, Active> active_;  // by hash of the site
   std::vector<Active> lost_;                     // those that a failure has ended
   // A broadcast can be over for its root and server before this rank has asked for it.
-  std::map<std::pair<uint64_t, uint64_t>, std::vector<std::shared_ptr<EarlyResult>>> early_;  // by site and step
+  std::map<SiteStep, std::vector<std::shared_ptr<EarlyResult>>> early_;
+  std::map<SiteStep, FrameHeader> to_serve_;  // of a dedicated server: a part of each exchange that it is to serve next
+  BufferPool results_;                        // the memory of those that it serves
   Server server_;
   bool has_failed_ = false;
 };

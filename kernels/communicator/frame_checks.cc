@@ -77,8 +77,9 @@ std::string FrameChecks::WrongKvPair(int peer, const FrameHeader& header) const 
   }
   const size_t bytes = header.count * ElementBytes(dtype);
   const ShardLayout layout{header.detail, header.root};
-  const KvPairs pairs = is_of_shards ? KvPairs(layout, header.count, ElementBytes(dtype), kv_pair_bytes_, servers_)
-                                     : KvPairs(header.site, bytes, kv_pair_bytes_, servers_);
+  const KvPairs pairs = is_of_shards
+                            ? KvPairs(layout, header.count, ElementBytes(dtype), kv_pair_bytes_, shard_servers_)
+                            : KvPairs(header.site, bytes, kv_pair_bytes_, servers_);
   const size_t index = header.offset < bytes ? pairs.IndexOf(header.offset) : 0;
   if (header.offset >= bytes || pairs[index].offset != header.offset) {
     return Text("a KV pair at byte ", header.offset, " of ", bytes, ", expected where one begins");
@@ -92,7 +93,7 @@ std::string FrameChecks::WrongKvPair(int peer, const FrameHeader& header) const 
   if (header.length != length && !(may_be_empty && header.length == 0)) {
     return Text("a KV pair of ", header.length, " bytes, expected ", length, may_be_empty ? " or none" : "");
   }
-  bool is_way = peer == routes_->Up(pair.server) && (is_of_shards || header.root != rank_);
+  bool is_way = peer == routes_->Up(pair.server) && (is_of_shards || header.root != rank_) && !routes_->only_serves();
   if (!is_result && is_sum) {
     const std::vector<int>& sources = routes_->Sources(pair.server);
     is_way = std::count(sources.begin(), sources.end(), peer) > 0;
@@ -107,7 +108,8 @@ std::string FrameChecks::WrongKvPair(int peer, const FrameHeader& header) const 
 }
 
 std::string FrameChecks::WrongFactors(int peer, const FrameHeader& header) const {
-  if (header.root < 0 || header.root >= size_ || header.root == rank_ || peer != routes_->GiverOf(header.root)) {
+  if (header.root < 0 || header.root >= size_ || header.root == rank_ || peer != routes_->GiverOf(header.root) ||
+      routes_->only_serves()) {
     return Text("factors of rank ", header.root, ", expected those of another one of ", size_,
                 " ranks from whom the nodes of the ranks let send them");
   }

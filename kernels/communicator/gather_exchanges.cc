@@ -264,7 +264,9 @@ DenseForm GatherExchanges::StartDense(uint64_t site) {
     header.traffic = Traffic::kGather;
     header.site = site;
     header.step = state.step;
-    sender_->ToOthers(header);
+    for (int peer = 0; peer < routes_->workers(); ++peer) {
+      if (peer != transport_->rank()) sender_->Send(peer, header, nullptr, [] {});
+    }
   }
   states_.erase({site, state.step});  // what has arrived is unused
   ++state.step;
@@ -285,7 +287,7 @@ bool GatherExchanges::IsOver(const Key& key) { return key.second < sites_[key.fi
 
 std::vector<int> GatherExchanges::Missing(const State& state) const {
   std::vector<int> missing;
-  for (int peer = 0; peer < transport_->size(); ++peer) {
+  for (int peer = 0; peer < routes_->workers(); ++peer) {
     if (peer == transport_->rank()) continue;
     for (size_t part = 0; part < state.own->factors.parts.size(); ++part) {
       auto found = state.arrivals.find({peer, part});
@@ -339,7 +341,7 @@ void GatherExchanges::FinishIfOver(const Key& key) {
   gathered.refused_by = refused_by;
   for (size_t part = 0; gathered.is_complete && part < own->factors.parts.size(); ++part) {
     std::vector<GatheredFactors::Rows>& rows = gathered.parts.emplace_back();
-    for (int rank = 0; rank < transport_->size(); ++rank) {
+    for (int rank = 0; rank < routes_->workers(); ++rank) {
       if (rank == transport_->rank()) {
         const FactorPart& mine = own->factors.parts[part];
         const bool is_on_gpu = IsOnGpu(*own, part);
@@ -394,7 +396,7 @@ std::optional<GatherExchanges::Overdue> GatherExchanges::FindOverdue(Clock::time
     if (missing.empty() && waits_for_gpu) return Overdue{state.own->factors.site, {}};
     if (Seconds(now - state.own->start) < (1 + kPatience) * seconds) continue;
     if (missing.empty()) {  // all have sent theirs; one of them does not receive ours
-      for (int rank = 0; rank < transport_->size(); ++rank) {
+      for (int rank = 0; rank < routes_->workers(); ++rank) {
         if (rank != transport_->rank()) missing.push_back(rank);
       }
     }
@@ -406,7 +408,7 @@ std::optional<GatherExchanges::Overdue> GatherExchanges::FindOverdue(Clock::time
 std::optional<GatherExchanges::LeftBehind> GatherExchanges::FindLeftBehind(const std::vector<char>& has_left) const {
   for (const auto& [key, state] : states_) {
     if (!state.own || state.refused_by >= 0) continue;
-    for (int peer = 0; peer < transport_->size(); ++peer) {
+    for (int peer = 0; peer < routes_->workers(); ++peer) {
       // Packets keep their order: factors that were not announced before the goodbye never will be. If others pass on
       // a rank's factors, they notice it.
       if (has_left[peer] && peer != transport_->rank() && routes_->IsDirect(peer) && !state.arrivals.count({peer, 0})) {

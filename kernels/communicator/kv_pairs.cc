@@ -6,6 +6,7 @@
 #include "kv_pairs.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 
 namespace poseidon {
@@ -22,7 +23,27 @@ constexpr size_t kCountedBytes = 4;
 
 size_t CeilDiv(size_t a, size_t b) { return a / b + (a % b != 0); }
 
+// More places of a worker would cut tensors finer, without much better balance.
+constexpr int64_t kMostPlaces = 4;
+
 }  // namespace
+
+// Of n nodes m serve, and k dedicated servers own the share x of all bytes. A serving node sends x + (1 - x)(m + n - 2)
+// / m of them, a dedicated server x n / k. Both are equal where a dedicated server owns (m + n - 2) / (n - k) times as
+// much as a serving node; dedicated servers own all where there are as many as nodes, or no worker serves, and nothing
+// where one node alone has workers that serve.
+Places PlacesOf(int nodes, int serving_nodes, int serving, int dedicated) {
+  if (serving > 0 && nodes == 1) return {0, 1};
+  if (serving == 0 || dedicated >= nodes) return {1, 0};
+  const int64_t more = int64_t{serving_nodes + nodes - 2} * serving, less = int64_t{nodes - dedicated} * serving_nodes;
+  Places places = {};
+  do {
+    ++places.worker;
+    places.dedicated = (2 * more * places.worker + less) / (2 * less);
+  } while (places.worker < kMostPlaces &&
+           std::abs(places.dedicated * less - more * places.worker) * 32 > more * places.worker);
+  return places;
+}
 
 KvPairs::KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes, const std::vector<int>& servers)
     : KvPairs(site, bytes, kv_pair_bytes, servers, /*owner=*/-1) {}

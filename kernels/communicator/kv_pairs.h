@@ -13,6 +13,16 @@ namespace poseidon {
 // The smallest kv_pair_bytes: it leaves enough blocks of 64 bytes for all servers.
 inline constexpr int64_t kLeastKvPairBytes = 4096;
 
+// How many of the places in which servers take KV pairs, one after the other, belong to each of them.
+struct Places {
+  int64_t dedicated;  // to each dedicated server
+  int64_t worker;     // to each worker that serves
+};
+
+// The places by which the busiest link is least busy, up to a few per cent: `nodes` have workers, `serving_nodes` of
+// them have the `serving` workers that serve, and there are `dedicated` servers, one or more.
+Places PlacesOf(int nodes, int serving_nodes, int serving, int dedicated);
+
 struct KvPair {
   int server;     // rank that owns it
   size_t offset;  // first byte in the tensor
@@ -32,7 +42,8 @@ class KvPairs {
  public:
   // A KV pair has at most `kv_pair_bytes`, which must be kLeastKvPairBytes or more. If there are more KV pairs than
   // servers, all servers get the same number; if fewer, each goes to another server. `site` (a hash) chooses the server
-  // of the first one, so that many small tensors spread evenly too. `servers` must outlive the KV pairs.
+  // of the first one, so that many small tensors spread evenly too. `servers` are those of WithServers: a rank that is
+  // there twice counts as two. They must outlive the KV pairs.
   KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes, const std::vector<int>& servers);
 
   // Those of which shards consist, of `count` elements of `element_bytes`. They have at most as many elements as floats

@@ -13,6 +13,8 @@ namespace poseidon {
 struct Options {
   int64_t kv_pair_bytes = int64_t{2} << 20;  // the largest KV pair
   std::vector<int> servers;                  // ranks that own KV pairs; empty: all ranks
+  std::vector<int> shard_servers;            // those of them that own shards: workers, who update these
+  int dedicated_servers = 0;                 // that many ranks, the last ones, only serve: they are no workers
   // At most how many ranks of one node combine. 0: all that share a node, as far as the transport knows.
   int ranks_per_node = 0;
   // The memory of the host for pieces of a GPU's tensors that leave; 0 for a default.
@@ -23,11 +25,14 @@ struct Options {
   double heartbeat_timeout_s = 12;
 };
 
-// `options` with all `size` ranks as servers where it names none.
-Options WithServers(Options options, int size);
+// `options` with its servers, all ranks where it names none, in the order in which they take KV pairs. Each has the
+// same number of places; where there are dedicated servers, these have more, so that the busiest link is least busy.
+// If no worker serves, all of them own shards.
+Options WithServers(Options options, const std::vector<int>& nodes);
 
 // A number for each rank, the same for ranks that combine: those of one node, or as many of them as the options say.
-// If the transport knows no nodes, all ranks share one, but combine only if the options say so.
+// If the transport knows no nodes, all ranks share one, but combine only if the options say so. A dedicated server is a
+// node of its own, for it contributes nothing.
 std::vector<int> NodesOf(const Options& options, const Transport& transport);
 
 // A digest of everything that decides how bytes are cut and routed.

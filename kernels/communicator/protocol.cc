@@ -26,13 +26,13 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
     : transport_(std::move(transport)),
       rank_(transport_->rank()),
       size_(transport_->size()),
-      options_(WithServers(std::move(options), size_)),
-      routes_(rank_, nodes),
+      options_(WithServers(std::move(options), nodes)),
+      routes_(rank_, nodes, options_.dedicated_servers),
       layout_(LayoutDigest(options_, nodes)),
       statistics_(statistics),
       on_failure_(std::move(on_failure)),
       has_left_(size_),
-      checks_(rank_, size_, static_cast<size_t>(options_.kv_pair_bytes), options_.servers, &routes_),
+      checks_(rank_, options_, &routes_),
       heartbeats_(rank_, size_, options_.heartbeat_timeout_s, Clock::now()),
       sender_(transport_.get(), layout_, static_cast<size_t>(options_.kv_pair_bytes), statistics_),
       links_(rank_, size_, &routes_, &sender_, static_cast<size_t>(options_.kv_pair_bytes),
@@ -155,8 +155,8 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
   }
   if (header.layout != layout_) {
     return FailIf(Text("Rank ", peer, " and rank ", rank_,
-                       " cut tensors differently: give PoseidonStrategy the same servers, kv_pair_bytes and "
-                       "ranks_per_node, and install the same tf_poseidon, on all ranks."));
+                       " cut tensors differently: give PoseidonStrategy the same servers, dedicated_servers, "
+                       "kv_pair_bytes and ranks_per_node, and install the same tf_poseidon, on all ranks."));
   }
   const std::string wrong = checks_.Wrong(peer, header);
   if (!wrong.empty()) return FailIf(Malformed(peer, wrong));
@@ -215,6 +215,10 @@ std::vector<int> Protocol::MissingGoodbyes() const {
     if (!has_left_[rank]) missing.push_back(rank);
   }
   return missing;
+}
+
+bool Protocol::HaveWorkersLeft() const {
+  return std::all_of(has_left_.begin(), has_left_.begin() + routes_.workers(), [](char left) { return left; });
 }
 
 void Protocol::Close() {

@@ -58,8 +58,10 @@ class Protocol {
   void Close();
 
   bool has_failed() const { return !failure_.empty(); }
+  // A dedicated server always waits: it has nothing else to do, and others wait for its answers.
   bool is_waiting() const {
-    return dense_.is_waiting() || gathering_.is_waiting() || pings_.is_waiting() || is_waiting_for_device();
+    return routes_.only_serves() || dense_.is_waiting() || gathering_.is_waiting() || pings_.is_waiting() ||
+           is_waiting_for_device();
   }
   // Whether GPUs, this rank's or those of others, may be copying from and to its memory, which must then stay.
   bool is_being_copied() const {
@@ -67,6 +69,7 @@ class Protocol {
   }
   bool is_waiting_for_device() const { return staging_ && (staging_->is_waiting() || links_.is_waiting()); }
   std::vector<int> MissingGoodbyes() const;  // ranks that have not said goodbye
+  bool HaveWorkersLeft() const;              // whether all workers have said goodbye
   bool is_flushed() const {
     return sender_.IsEmpty() && transport_->Flushed() && !gathering_.is_passing_on() && !is_waiting_for_device();
   }
@@ -85,7 +88,7 @@ class Protocol {
 
   const std::unique_ptr<Transport> transport_;
   const int rank_, size_;
-  const Options options_;  // with all servers filled in
+  const Options options_;  // those of WithServers
   const Routes routes_;
   const uint64_t layout_;
   Statistics* const statistics_;

@@ -22,12 +22,14 @@ std::vector<int> InOrder(const std::vector<int>& nodes) {
 
 }  // namespace
 
-Routes::Routes(int rank, std::vector<int> nodes) : rank_(rank), nodes_(InOrder(nodes)) {
+Routes::Routes(int rank, std::vector<int> nodes, int dedicated_servers)
+    : rank_(rank), workers_(static_cast<int>(nodes.size()) - dedicated_servers), nodes_(InOrder(nodes)) {
   const int size = static_cast<int>(nodes_.size());
   for (int peer = 0; peer < size; ++peer) {
     if (nodes_[peer] == static_cast<int>(members_.size())) members_.emplace_back();
-    index_.push_back(static_cast<int>(members_[nodes_[peer]].size()));
-    members_[nodes_[peer]].push_back(peer);
+    std::vector<int>& members = members_[nodes_[peer]];
+    index_.push_back(peer < workers_ ? static_cast<int>(members.size()) : peer - workers_);
+    if (peer < workers_) members.push_back(peer);
   }
   const int node = nodes_[rank];
   for (int server = 0; server < size; ++server) {
@@ -41,13 +43,13 @@ Routes::Routes(int rank, std::vector<int> nodes) : rank_(rank), nodes_(InOrder(n
     for (int other = 0; other < static_cast<int>(members_.size()); ++other) {
       if (other == node) {
         sources.insert(sources.end(), members_[node].begin(), members_[node].end());
-      } else if (rank == server) {
+      } else if (rank == server && !members_[other].empty()) {
         sources.push_back(Gateway(other, server));
       }
     }
   }
-  for (int step = 1; step < size; ++step) {
-    const int peer = (rank + step) % size;
+  for (int step = 1; step < workers_ && !only_serves(); ++step) {
+    const int peer = (rank + step) % workers_;
     if (IsLocal(peer) || peer == Gateway(nodes_[peer], rank)) receivers_.push_back(peer);
   }
 }
@@ -72,7 +74,7 @@ std::vector<int> Routes::PassesOnTo(int origin) const {
 }
 
 int Routes::Gateway(int node, int peer) const {
-  if (nodes_[peer] == node) return peer;
+  if (nodes_[peer] == node || members_[node].empty()) return peer;
   return members_[node][index_[peer] % members_[node].size()];
 }
 

@@ -15,8 +15,15 @@ namespace poseidon {
 // The routes from and to one rank. All ranks compute theirs from the same nodes.
 class Routes {
  public:
-  // `nodes` has a number for each rank, the same for those that share a node.
-  Routes(int rank, std::vector<int> nodes);
+  // `nodes` has a number for each rank, the same for those that share a node. The last `dedicated_servers` ranks have
+  // nodes of their own.
+  Routes(int rank, std::vector<int> nodes, int dedicated_servers = 0);
+
+  // The number of ranks that contribute, the first ones.
+  int workers() const { return workers_; }
+
+  // Whether this rank is a dedicated server: then it owns KV pairs, and takes no other part in exchanges.
+  bool only_serves() const { return rank_ >= workers_; }
 
   bool IsLocal(int peer) const { return nodes_[peer] == nodes_[rank_]; }
 
@@ -29,7 +36,8 @@ class Routes {
   // The rank that gets this rank's part of a KV pair of `server`, and returns the result; -1 if that is this rank.
   int Up(int server) const { return up_[server]; }
 
-  // The ranks whose parts this one adds up, in order: by node, and by rank within a node. It is one of them.
+  // The ranks whose parts this one adds up, in order: by node, and by rank within a node. It is one of them, unless it
+  // only serves.
   const std::vector<int>& Sources(int server) const { return sources_[server]; }
 
   // Whether this rank adds up parts of others.
@@ -56,10 +64,10 @@ class Routes {
   // The rank of a node that exchanges with `peer` for all of it.
   int Gateway(int node, int peer) const;
 
-  const int rank_;
+  const int rank_, workers_;
   const std::vector<int> nodes_;           // by rank
-  std::vector<std::vector<int>> members_;  // by node
-  std::vector<int> index_;                 // by rank: its index on its node
+  std::vector<std::vector<int>> members_;  // by node: its workers
+  std::vector<int> index_;                 // by rank: its index on its node, or among dedicated servers
   std::vector<int> up_;                    // by server
   std::vector<std::vector<int>> sources_;  // by server
   std::vector<int> receivers_;

@@ -113,11 +113,12 @@ void Server::TakeOff(KvPairState* state, const ActiveExchange& active) {
 
 // The form of factors that all ranks have of whom parts have come, 0 if not the same.
 uint32_t Server::CommonForm(const KvPairState& state, int server) const {
-  uint32_t form = state.own->form;
-  for (int rank : routes_->Sources(server)) {
-    if (rank != transport_->rank() && state.contributions[rank].header.detail != form) form = 0;
-  }
-  return form;
+  const auto form_of = [&](int rank) {
+    return rank == transport_->rank() ? state.own->form : state.contributions[rank].header.detail;
+  };
+  const std::vector<int>& sources = routes_->Sources(server);
+  const uint32_t form = form_of(sources.front());
+  return std::all_of(sources.begin(), sources.end(), [&](int rank) { return form_of(rank) == form; }) ? form : 0;
 }
 
 std::string Server::Add(int peer, const FrameHeader& header, const char* payload) {

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 
 import ml_dtypes
 import numpy as np
@@ -350,7 +351,65 @@ def test_disagreement_ends_all_ranks(values, message):
 def test_servers_that_differ_end_all_ranks():
     with job(2, goodbye=False, servers=[(0,), (0, 1)]) as ranks:
         for error in in_parallel(ranks, lambda rank: rank.sum("x", np.ones(100_000))):
-            assert "give PoseidonStrategy the same servers, kv_pair_bytes and" in str(error)
+            assert "give PoseidonStrategy the same servers, dedicated_servers, kv_pair_bytes and" in str(error)
+
+
+def served(rank, work):
+    """Does a worker's work, or serves; returns what `work` returns."""
+    result = work(rank) if rank.rank < rank.size else rank.serve()
+    rank.goodbye()
+    return result
+
+
+@pytest.mark.parametrize("size, dedicated, options", [
+    (3, 1, {"ranks_per_node": 1}), (5, 1, {"ranks_per_node": 2}), (5, 2, {"servers": (3, 4)}), (8, 4, {})])
+def test_dedicated_servers_serve_workers_alone(size, dedicated, options):
+    workers = size - dedicated
+
+    def work(rank):
+        for step in range(5):
+            for count in (1, 1000, 100_000, 7000 * step):  # the last one has other KV pairs in each step
+                values = np.arange(count, dtype=np.float32)
+                np.testing.assert_array_equal(rank.sum(f"x{count if count != 7000 * step else 0}", values + rank.rank),
+                                              workers * values + sum(range(workers)))
+            text = "text" * 9000 * step
+            assert rank.broadcast_text("t", text, root=step % workers) == text
+            assert rank.gather("g", np.full((rank.rank + 1, 3), rank.rank)).shape == (workers * (workers + 1) // 2, 3)
+        return sum(site["sent_bytes"] for site in rank.statistics()["sites"].values())
+
+    with job(size, goodbye=False, kv_pair_bytes=4096, dedicated_servers=dedicated, **options) as ranks:
+        assert {rank.size for rank in ranks} == {workers}
+        in_parallel(ranks, lambda rank: served(rank, work))
+        assert all(sum(site["sent_bytes"] for site in rank.statistics()["sites"].values()) > 100_000 for rank in ranks)
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_a_failure_ends_dedicated_servers_too_and_theirs_the_job(failing):
+    def work(rank):
+        if rank.rank == failing:
+            rank.abort("it was told to")
+        return served(rank, lambda rank: rank.sum("x", np.ones(100_000)))
+
+    with job(3, goodbye=False, dedicated_servers=1, ranks_per_node=1) as ranks:
+        for error in in_parallel(ranks, work):
+            assert isinstance(error, JobEndedError) and "it was told to" in str(error)
+
+
+def test_numbers_of_dedicated_servers_that_differ_end_all_ranks():
+    options = [told(3, dedicated_servers=number, timeout_s=20.0)[0] for number in (1, 1, 0)]
+    ranks = [join_sockets(rank, to_others, own) for rank, (to_others, own) in enumerate(zip(connected(3), options))]
+    for error in in_parallel(ranks, lambda rank: rank.sum("x", np.ones(100_000))):
+        assert "give PoseidonStrategy the same servers, dedicated_servers, kv_pair_bytes and" in str(error)
+
+
+def test_a_dedicated_server_says_who_is_late():
+    def work(rank):
+        return rank.sum("x", np.ones(100_000)) if rank.rank == 0 else time.sleep(1.5) or rank.failure
+
+    with job(3, goodbye=False, dedicated_servers=1, servers=(2,), ranks_per_node=1, timeout_s=0.5) as ranks:
+        error, _, failure = in_parallel(ranks, work)
+        assert failure in str(error)
+        assert "waited 0.5 s for rank 1 to exchange 'an exchange that rank 2 serves'" in failure
 
 
 def test_nothing_can_be_submitted_after_goodbye():

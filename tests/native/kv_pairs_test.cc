@@ -2,18 +2,25 @@
 
 #include "kv_pairs.h"
 
+#include <cmath>
 #include <cstdint>
 #include <fstream>
 #include <map>
 #include <numeric>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "check.h"
+#include "options.h"
+#include "text.h"
 
+using poseidon::Hash;
 using poseidon::KvPair;
 using poseidon::KvPairs;
+using poseidon::Options;
+using poseidon::WithServers;
 
 namespace {
 
@@ -86,6 +93,51 @@ TEST(EveryByteBelongsToOneKvPairAndServersGetEquallyMany) {
       }
     }
   }
+}
+
+TEST(DedicatedServersGetTheShareByWhichTheBusiestLinkIsLeastBusy) {
+  // Workers, dedicated servers, and the share of these; see tf_poseidon/planning/cluster.py.
+  const std::vector<std::tuple<int, int, double>> cases = {{2, 1, 0.5}, {3, 1, 0.4},          {4, 1, 1.0 / 3},
+                                                           {4, 2, 0.6}, {4, 3, 9.0 / 11},     {4, 4, 1},
+                                                           {5, 7, 1},   {32, 5, 310.0 / 1174}};
+  for (const auto& [workers, dedicated, share] : cases) {
+    std::vector<int> nodes(workers + dedicated);
+    std::iota(nodes.begin(), nodes.end(), 0);
+    Options options;
+    options.dedicated_servers = dedicated;
+    const std::vector<int> servers = WithServers(options, nodes).servers;
+    std::map<int, size_t> large, small;  // bytes by server
+    const KvPairs cut(7, size_t{100} << 20, size_t{2} << 20, servers);
+    for (size_t i = 0; i < cut.size(); ++i) large[cut[i].server] += cut[i].bytes;
+    constexpr uint64_t kSites = 20000;
+    for (uint64_t site = 0; site < kSites; ++site) {
+      const uint64_t hash = Hash("site " + std::to_string(site));
+      small[KvPairs(hash, 4096, size_t{2} << 20, servers)[0].server] += 4096;
+    }
+    for (const auto& [of_server, all, slack] :
+         {std::make_tuple(large, size_t{100} << 20, 0.03), std::make_tuple(small, 4096 * kSites, 0.15)}) {
+      std::ostringstream where;
+      where << workers << " workers, " << dedicated << " dedicated servers, " << all << " bytes";
+      size_t of_workers = 0;
+      for (const auto& [server, bytes] : of_server) {
+        const bool is_worker = server < workers;
+        const double expected = is_worker ? (1 - share) / workers : share / dedicated;
+        EXPECT(std::abs(bytes / (expected * all) - 1) < slack + 0.03, where.str());
+        if (is_worker) of_workers += bytes;
+      }
+      EXPECT(std::abs(1 - share - 1.0 * of_workers / all) < 0.02, where.str());
+    }
+  }
+}
+
+TEST(DedicatedServersOwnNothingWhereWorkersShareANodeUnlessNoWorkerServes) {
+  Options options;
+  options.dedicated_servers = 2;
+  EXPECT((WithServers(options, {0, 0, 0, 1, 2}).servers == std::vector<int>{0, 1, 2}), "");
+  options.servers = {3, 4};
+  EXPECT((WithServers(options, {0, 0, 0, 1, 2}).servers == std::vector<int>{3, 4}), "");
+  options.servers = {2, 3, 4};  // one node of two serves: two dedicated servers are as many as nodes
+  EXPECT((WithServers(options, {0, 0, 1, 2, 3}).servers == std::vector<int>{3, 4}), "");
 }
 
 TEST(ATensorOfNoBytesHasNoKvPairs) {

@@ -151,6 +151,93 @@ TEST(AllRanksGetTheSumWhateverTheOrderOfEvents) {
   }
 }
 
+TEST(WorkersGetSumsAndBroadcastsOfDedicatedServersWhateverTheOrderOfEvents) {
+  const std::vector<std::vector<int>> arrangements = {{0, 1, 2}, {0, 1, 2, 3, 4}, {0, 0, 1, 1, 2}};
+  for (const std::vector<int>& nodes : arrangements) {
+    const int size = static_cast<int>(nodes.size());
+    for (int dedicated = 1; dedicated < size - 1; ++dedicated) {
+      for (unsigned seed = 0; seed < 8; ++seed) {
+        Options options = Alone::SmallOptions();
+        options.kv_pair_bytes = 8 << 10;
+        options.dedicated_servers = dedicated;
+        Job job(size, nodes, options, seed);
+        std::ostringstream where;
+        where << size << " ranks, " << dedicated << " dedicated, seed " << seed;
+        const int workers = size - dedicated;
+        std::vector<std::vector<float>> values, sums, copies;
+        for (int rank = 0; rank < workers; ++rank) {
+          values.push_back(Values(rank, 50000));
+          sums.emplace_back(values[rank].size());
+          copies.emplace_back(values[rank].size());
+        }
+        // Each worker goes on as soon as it can: a root is steps ahead of those that it gives to.
+        constexpr int kSteps = 6;
+        std::vector<int> steps(workers), broadcasts(workers);
+        std::function<void(int)> sum = [&](int rank) {
+          job.protocol(rank).Start(
+              Sum("s", &values[rank], &sums[rank]),
+              [&, rank](const std::string& error) {
+                EXPECT_EQ(error, "", where.str());
+                if (++steps[rank] < kSteps) sum(rank);
+              },
+              Clock::now());
+        };
+        std::function<void(int)> broadcast = [&](int rank) {
+          job.protocol(rank).Start(
+              Broadcast("b", 0, &values[rank], &copies[rank]),
+              [&, rank](const std::string& error) {
+                EXPECT_EQ(error, "", where.str());
+                if (++broadcasts[rank] < kSteps) broadcast(rank);
+              },
+              Clock::now());
+        };
+        for (int rank = 0; rank < workers; ++rank) {
+          sum(rank);
+          broadcast(rank);
+        }
+        auto are_all = [&](const std::vector<int>& done) {
+          return std::all_of(done.begin(), done.end(), [](int count) { return count == kSteps; });
+        };
+        job.Run([&] { return are_all(steps) && are_all(broadcasts); }, where.str());
+        for (int rank = 0; rank < workers; ++rank) {
+          std::vector<float> sum(values[0].size());
+          for (int r = 0; r < workers; ++r) {
+            for (size_t k = 0; k < sum.size(); ++k) sum[k] += Value(r, k);
+          }
+          EXPECT(sums[rank] == sum && copies[rank] == values[0], where.str());
+          EXPECT(!job.protocol(workers).HaveWorkersLeft(), where.str());
+          job.protocol(rank).SayGoodbye();
+        }
+        job.Run([&] { return job.protocol(workers).HaveWorkersLeft(); }, where.str());
+        for (int rank = 0; rank < size; ++rank) EXPECT_EQ(job.rank(rank).failure, "", where.str());
+      }
+    }
+  }
+}
+
+TEST(ADedicatedServerTakesNoFactorsAndNoResults) {
+  for (FrameKind kind : {FrameKind::kFactors, FrameKind::kResult}) {
+    Options options = Alone::SmallOptions();
+    options.dedicated_servers = 1;
+    auto owned = std::make_unique<ScriptedTransport>(2, 3);
+    ScriptedTransport* const transport = owned.get();
+    Rank rank(std::move(owned), options);
+    const std::vector<int> nodes = NodesOf(options, *transport);
+    const bool is_factors = kind == FrameKind::kFactors;
+    FrameHeader header = {};
+    header.kind = kind;
+    header.layout = LayoutDigest(WithServers(options, nodes), nodes);
+    header.traffic = is_factors ? Traffic::kGather : Traffic::kSum;
+    header.root = is_factors ? 0 : -1;
+    header.count = 1;
+    header.length = 4;
+    header.offset = is_factors ? 4 : 0;
+    transport->Arrive(0, Packet(header, std::string(header.length, 'x')));
+    rank.protocol->Poll();
+    EXPECT(rank.failure.find("Rank 0 has sent what no rank of this job sends") == 0, rank.failure);
+  }
+}
+
 TEST(AllRanksGetWhatTheRootBroadcastsThoughTheyAskLate) {
   for (const std::vector<int>& nodes : {std::vector<int>{0, 1, 2}, {0, 0, 1, 1}, {0, 0, 0}}) {
     const int size = static_cast<int>(nodes.size());

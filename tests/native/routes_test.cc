@@ -163,6 +163,33 @@ TEST(EveryRankGetsTheFactorsOfEachOtherOnceAndTheyReachEachNodeOnce) {
   }
 }
 
+TEST(DedicatedServersGetEveryWorkersPartOnceAndPassOnNothing) {
+  for (const Nodes& nodes : Arrangements()) {
+    Nodes all = nodes;
+    for (int node : {90, 91}) all.push_back(node);
+    const int size = static_cast<int>(all.size()), workers = size - 2;
+    std::vector<Routes> routes;
+    for (int rank = 0; rank < size; ++rank) routes.emplace_back(rank, all, /*dedicated_servers=*/2);
+    const std::vector<Routes> without = RoutesOf(nodes);
+    for (int server = 0; server < size; ++server) {
+      EXPECT_EQ(routes[server].only_serves(), server >= workers, Text(all));
+      EXPECT(Contained(routes, server, server) == Everybody(nodes), Text(all));
+      for (int root = 0; root < workers && server >= workers; ++root) {
+        const int up = routes[root].Up(server);
+        EXPECT_EQ(routes[server].SourceOf(root, server), up == server ? root : up, Text(all));
+      }
+    }
+    for (int rank = 0; rank < workers; ++rank) {  // among themselves workers do as without servers
+      EXPECT(routes[rank].Receivers() == without[rank].Receivers(), Text(all));
+      for (int server = 0; server < workers; ++server) {
+        EXPECT_EQ(routes[rank].Up(server), without[rank].Up(server), Text(all));
+        EXPECT(routes[rank].Sources(server) == without[rank].Sources(server), Text(all));
+      }
+    }
+    for (int server = workers; server < size; ++server) EXPECT(routes[server].Receivers().empty(), Text(all));
+  }
+}
+
 TEST(WorkIsSpreadOverTheRanksOfANode) {
   const Nodes nodes = {0, 0, 1, 1};
   const std::vector<Routes> routes = RoutesOf(nodes);

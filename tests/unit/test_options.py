@@ -51,6 +51,35 @@ def test_servers_are_distinct_ranks(servers):
     options.JobOptions(servers=(1, 0)).check(2, has_own_ops=False)
 
 
+@pytest.mark.parametrize("ranks, given, message", [
+    (3, {"dedicated_servers": 2}, "dedicated_servers=2 in a job of 3 ranks, expected at most 1: two or more have to"),
+    (1, {"dedicated_servers": 1}, "dedicated_servers=1 in a job of 1 ranks, expected at most 0"),
+    (4, {"dedicated_servers": 2, "servers": (0, 2)}, r"servers=\[0, 2\], but rank 3 is one of the last "
+                                                     "dedicated_servers=2 ranks, which only serve; name it, too")])
+def test_dedicated_servers_leave_two_ranks_that_train_and_are_servers(ranks, given, message):
+    with pytest.raises(poseidon.PoseidonError, match=message):
+        options.JobOptions(**given).check(ranks, has_own_ops=False)
+
+
+def test_dedicated_servers_are_a_whole_number_and_our_own():
+    with pytest.raises(poseidon.PoseidonError, match="dedicated_servers=-1, expected a whole number, at least 0"):
+        options.JobOptions(dedicated_servers=-1)
+    with pytest.raises(poseidon.PoseidonError, match="dedicated_servers=1 is not possible with engine='horovod'"):
+        options.JobOptions(engine="horovod", dedicated_servers=1).check(3, has_own_ops=True)
+
+
+def test_options_of_training_are_about_workers():
+    job = options.JobOptions(engine="mpi", dedicated_servers=2)
+    cluster = planning.Cluster(4, dedicated_servers=2)
+    options.TrainingOptions(cluster=cluster, rows=(1, 2, 3, 4)).check(job, 6, has_own_ops=False)
+    options.TrainingOptions(plan=planning.Plan("ps", cluster)).check(job, 6, has_own_ops=False)
+    with pytest.raises(poseidon.PoseidonError, match="has 4 workers and 4 servers, but this job has 4 and 6"):
+        options.TrainingOptions(cluster=planning.Cluster(4)).check(job, 6, has_own_ops=False)
+    job = options.JobOptions(engine="mpi", dedicated_servers=2, servers=(0, 1, 4, 5))
+    with pytest.raises(poseidon.PoseidonError, match="cluster has dedicated_servers=0, but this job has 2"):
+        options.TrainingOptions(cluster=planning.Cluster(4)).check(job, 6, has_own_ops=False)
+
+
 @pytest.mark.parametrize("number", [0, -1, 2**63, 1.5])
 def test_memory_for_staging_is_a_number_of_bytes(number):
     with pytest.raises(poseidon.PoseidonError, match=f"staging_bytes={number}, expected a positive number of bytes"):

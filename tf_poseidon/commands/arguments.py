@@ -113,6 +113,8 @@ def _add_planning(command: argparse.ArgumentParser) -> None:
     cluster = command.add_argument_group("cluster")
     cluster.add_argument("--servers", type=_at_least(0), default=0,
                          help="number of ranks that hold KV pairs; 0 for all (0)")
+    cluster.add_argument("--dedicated_servers", type=_at_least(0), default=0,
+                         help="number of ranks that only serve, in addition to the workers (0)")
     cluster.add_argument("--bandwidth_gbps", type=float, default=10.0, help="bandwidth at which a node sends, and "
                          "receives at the same time, in Gbit/s (%(default)s)")
     cluster.add_argument("--latency_us", type=float, default=50.0, help="latency of a message in µs (%(default)s)")

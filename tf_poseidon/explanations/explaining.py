@@ -41,7 +41,8 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
             data: Any | None = None, servers: int = 0, latency_us: float = 50.0, gflops: float = 1000.0,
             accelerators: bool = False, ranks_per_node: int = 1, pins: Mapping[str, str] | None = None,
             wire_dtype: str | None = None, merge: bool = False, global_batch_norm: bool = False,
-            steps_per_execution: int = 1, gpus_per_node: int = 1, gpu_link_gbps: float = 0.0) -> planning.Plan:
+            steps_per_execution: int = 1, gpus_per_node: int = 1, gpu_link_gbps: float = 0.0,
+            dedicated_servers: int = 0) -> planning.Plan:
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs. Nothing is
@@ -66,7 +67,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         data: A batch of any number of rows, as `fit` takes it: x, (x, y) or (x, y, sample_weight).
             None derives one from the inputs and outputs of the model, with whole numbers as targets of
             sparse losses; subclassed models have no such inputs before they are built.
-        servers: Number of ranks that are servers, P2; 0 for all.
+        servers: Number of ranks that are servers, P2; 0 for all, dedicated servers included.
         latency_us: Latency of a message in microseconds.
         accelerators: Whether ranks compute on accelerators, same as in `Cluster`.
         ranks_per_node: How many ranks share a node, same as in `Cluster`.
@@ -76,6 +77,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
             overlap, and the plan says how far.
         gpus_per_node: How many ranks of a node have linked GPUs, same as in `Cluster`.
         gpu_link_gbps: The rate of these links in 10^9 bits per second, same as in `Cluster`.
+        dedicated_servers: How many ranks only serve, in addition to the workers, same as in `Cluster`.
 
     Returns:
         A `Plan`. Its `total_bytes` are those that a node, worker and server, sends plus receives in a
@@ -94,7 +96,8 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     planner = options_lib.PlanOptions(
         workers=workers, servers=servers, bandwidth_gbps=bandwidth_gbps, latency_us=latency_us, gflops=gflops,
         accelerators=accelerators, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node,
-        gpu_link_gbps=gpu_link_gbps, policy=policy, pins=dict(pins or {}), merge=merge, wire_dtype=wire_dtype).planner()
+        gpu_link_gbps=gpu_link_gbps, dedicated_servers=dedicated_servers, policy=policy, pins=dict(pins or {}),
+        merge=merge, wire_dtype=wire_dtype).planner()
     _check_can_be_planned(model)
     # A single worker would synchronise nothing, so its step is partitioned for two.
     ranks = max(workers, 2)

@@ -57,8 +57,8 @@ def calibrate(**options: Any) -> planning.Cluster:
 
     Args:
         **options: If no strategy was created yet, the strategy's options about joining the job: engine, servers,
-            ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s and heartbeat_timeout_s. Give the strategy the
-            same ones.
+            ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s, heartbeat_timeout_s and dedicated_servers.
+            Give the strategy the same ones.
 
     Returns:
         A `Cluster`. Its bandwidth is that of sums over the parameter server: it includes the time for the
@@ -77,25 +77,23 @@ def calibrate(**options: Any) -> planning.Cluster:
             _measured = planning.Cluster(workers=1, gflops=_rounded(measure_gflops()))
         else:
             engine = runtime.engine()
-            _measured = measure(communicator, engine.sum_in_place, len(runtime.servers()),
-                                runtime.ranks_that_combine(), None if engine.writer.has_to_agree else seconds_across)
+            _measured = measure(communicator, engine.sum_in_place, runtime.cluster(),
+                                None if engine.writer.has_to_agree else seconds_across)
     return _measured
 
 
 def measure(communicator: Communicator, sum_in_place: Callable[[Communicator, str, np.ndarray], None],
-            num_servers: int = 0, ranks_per_node: int = 1,
+            cluster: planning.Cluster,
             time_across: Callable[[Communicator, int], float] | None = None) -> planning.Cluster:
     """Returns the measured `Cluster` of a job.
 
     Args:
         communicator: This rank's communicator.
         sum_in_place: Same as in `engines.Engine`.
-        num_servers: How many ranks are servers, 0 for all.
-        ranks_per_node: How many ranks of a node combine their contributions.
+        cluster: The cluster, with any speeds.
         time_across: `seconds_across`, where gradients are summed by our own ops, else None.
     """
     begin = time.perf_counter()
-    cluster = planning.Cluster(communicator.size, num_servers, ranks_per_node=ranks_per_node)
     time_sums = functools.partial(_time_sums, communicator, sum_in_place)
     latency = _latency(time_sums)
     bandwidth = _bandwidth(communicator, time_sums, cluster, latency)

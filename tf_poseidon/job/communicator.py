@@ -47,6 +47,7 @@ class _Options(ctypes.Structure):
         ("num_servers", ctypes.c_int32),
         ("ranks_per_node", ctypes.c_int32),
         ("staging_bytes", ctypes.c_int64),
+        ("dedicated_servers", ctypes.c_int32),
     ]
 
 
@@ -55,7 +56,7 @@ def _c_options(options: JobOptions) -> _Options:
     servers = (ctypes.c_int32 * len(options.servers))(*options.servers)
     return _Options(options.kv_pair_bytes, options.timeout_s, options.startup_timeout_s,
                     options.heartbeat_timeout_s, servers, len(options.servers), options.ranks_per_node or 0,
-                    options.staging_bytes or 0)
+                    options.staging_bytes or 0, options.dedicated_servers)
 
 
 @functools.cache
@@ -92,6 +93,7 @@ def _functions() -> ctypes.CDLL:
         ("bytes_without_zeros", ctypes.c_int64, [handle]),
         ("release_without_zeros", None, [handle]),
         ("abort", None, [handle, text, ctypes.c_double]),
+        ("serve", ctypes.c_bool, [handle, ctypes.c_double]),
         ("goodbye", ctypes.c_bool, [handle, text]),
         ("failure", ctypes.c_bool, [handle, text]),
         ("statistics", ctypes.c_size_t, [handle, ctypes.c_bool, text, ctypes.c_size_t]),
@@ -113,10 +115,10 @@ class Communicator:
     """Exchanges arrays with the other ranks of a job.
 
     Attributes:
-        rank: This rank, 0 to size - 1.
-        size: The number of ranks.
-        nodes: The node number of each rank; ranks of one node combine their contributions.
-        hosts: The number of each rank's host, None where that is unknown. Ranks of a host may be several nodes.
+        rank: This rank, 0 to size - 1; of a dedicated server, size or more.
+        size: The number of ranks, without dedicated servers.
+        nodes: The node number of each of these; ranks of one node combine their contributions.
+        hosts: The number of the host of each, None where that is unknown. Ranks of a host may be several nodes.
     """
 
     def __init__(self, handle: int | None) -> None:
@@ -280,6 +282,11 @@ class Communicator:
     def abort(self, reason: str, seconds: float = 2.0) -> None:
         """Ends the job on all ranks; waits at most `seconds` until the reason has reached them."""
         self._lib.poseidon_abort(self._handle, encoded(shortened(reason, 2 * LONGEST)), seconds)
+
+    def serve(self) -> None:
+        """Serves the other ranks, on a dedicated server, until they have reached their end or the job has failed."""
+        while not self._lib.poseidon_serve(self._handle, 0.1):  # short waits, as above
+            pass
 
     def goodbye(self) -> None:
         """Waits until all ranks have reached their end, and for what was begun to be exchanged, as all ranks have done.

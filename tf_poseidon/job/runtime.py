@@ -8,8 +8,10 @@ import functools
 import logging
 import os
 import sys
+from typing import NoReturn
 from typing import TYPE_CHECKING
 
+from tf_poseidon import planning
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
@@ -66,14 +68,16 @@ def fail_with(status: int) -> None:
 
 
 def size() -> int:
-    """Returns the number of ranks of the job."""
+    """Returns the number of ranks of the job, without dedicated servers."""
     ranks = communicator()
     return 1 if ranks is None else ranks.size
 
 
-def servers() -> tuple[int, ...]:
-    """Returns the ranks that hold KV pairs, empty for all."""
-    return _joined().options.servers
+def cluster() -> planning.Cluster:
+    """Returns the cluster of the ranks of the job, with the speeds of no particular one."""
+    options = _joined().options
+    return planning.Cluster(size(), len(options.servers), ranks_per_node=ranks_that_combine(),
+                            dedicated_servers=options.dedicated_servers)
 
 
 def ranks_that_combine() -> int:
@@ -89,7 +93,9 @@ def described() -> str:
     if ranks := communicator():
         hosts = len(set(ranks.hosts or ()))
         where = " on one host" if hosts == 1 else f" on {hosts} hosts" if hosts else ""
-        who = f"{ranks.size} ranks{where} over {engine().library()}"
+        dedicated = _joined().options.dedicated_servers
+        served = f", served by {dedicated} more," if dedicated else ""
+        who = f"{ranks.size} ranks{where}{served} over {engine().library()}"
     return f"{who}, TensorFlow {tf.__version__}, Keras {keras_compat.TABLE.version}"
 
 
@@ -126,12 +132,14 @@ def check(job: JobOptions, training: TrainingOptions) -> None:
     launch = engines.launch(job.engine)
     has_own_ops = engines.load(launch.engine).writer.has_to_agree
     job = dataclasses.replace(job, engine=launch.engine)
-    training.check(job, launch.size, has_own_ops)
     job.check(launch.size, has_own_ops)
+    training.check(job, launch.size, has_own_ops)
 
 
 def start(options: JobOptions, announces: bool = True) -> "Communicator | None":
     """Joins the job that this process was launched in, once per process.
+
+    A dedicated server serves the job here, and ends its process when the job does.
 
     Args:
         options: The `JobOptions`.
@@ -151,7 +159,7 @@ def start(options: JobOptions, announces: bool = True) -> "Communicator | None":
     if _membership is not None:
         # None accepts the present value; ranks of a single node, or a process alone, have nothing to combine.
         given = options.ranks_per_node
-        if given is None or ranks_that_combine() == (given if given < launch.size else 1):
+        if given is None or ranks_that_combine() == (given if given < size() else 1):
             options = dataclasses.replace(options, ranks_per_node=_membership.options.ranks_per_node)
         if options != _membership.options:
             raise ConfigurationError(f"This process has joined its job with {_membership.options}, and cannot "
@@ -163,7 +171,10 @@ def start(options: JobOptions, announces: bool = True) -> "Communicator | None":
         _advise_notebook(launch.size)
     ending = _join(launch.size, engine, options) if launch.size > 1 else None
     _membership = _Membership(ending, options, engine, announces)
-    return communicator()
+    ranks = communicator()
+    if ranks is not None and ranks.rank >= ranks.size:
+        _serve(ranks)
+    return ranks
 
 
 def _join(size: int, engine: engines.Engine, options: JobOptions) -> Ending:
@@ -179,6 +190,14 @@ def _join(size: int, engine: engines.Engine, options: JobOptions) -> Ending:
     ending = Ending(ranks, engine)
     ending.guard()
     return ending
+
+
+def _serve(ranks: "Communicator") -> NoReturn:
+    """Serves the workers until all of them have reached their end; then this program has reached its own."""
+    if _joined().announces and _log.isEnabledFor(logging.WARNING):
+        print(f"tf_poseidon: rank {ranks.rank} serves the {ranks.size} ranks that train", file=sys.stderr, flush=True)
+    ranks.serve()
+    raise SystemExit(0)
 
 
 def _is_notebook() -> bool:

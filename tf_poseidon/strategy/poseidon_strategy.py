@@ -82,7 +82,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             None never rounds.
         merge: Whether small messages wait for each other, to travel as one (after MG-WFBP). Messages that
             are ready at the same time always travel as one; waiting has not been measured to be faster yet.
-        servers: Ranks that hold the KV pairs of the parameter server; None for all ranks.
+        servers: Ranks that hold the KV pairs of the parameter server; None for all ranks, dedicated servers included.
         ranks_per_node: Hierarchical aggregation: how many ranks of a node combine their contributions before
             these leave the node. They sum dense gradients, and concatenate factors. 1 disables it. None takes
             the value of a given plan, or of a cluster with more than one rank per node; otherwise all ranks of
@@ -124,6 +124,11 @@ class PoseidonStrategy(tf.distribute.Strategy):
         staging_bytes: Memory of the host for the pieces of a GPU's gradients that leave, which is taken as it is
             needed; None for 24 times kv_pair_bytes. What arrives, and factors, have memory beside it. A smaller number
             also limits the GPU's memory that other ranks of the node read.
+        dedicated_servers: That many ranks, the last ones that were launched, only serve: they hold KV pairs, as many
+            as keep the busiest link least busy, and do not train. On such a rank the first strategy serves until all
+            other ranks have reached their end, and then ends the process: nothing behind it in the program runs. For
+            hosts without accelerator. `num_replicas_in_sync`, and whatever is divided or given by rank, counts the
+            others alone.
 
     Raises:
         PoseidonError: If an option is out of range, or the job cannot be joined: no engine, a rank that never
@@ -139,13 +144,13 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  kv_pair_bytes: int = options.JobOptions.kv_pair_bytes, timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
                  heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s,
-                 staging_bytes: int | None = None) -> None:
+                 staging_bytes: int | None = None, dedicated_servers: int = 0) -> None:
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
         training = options.TrainingOptions(policy, plan, tuple((pins or {}).items()), cluster, wire_dtype, merge,
                                            strict, global_batch_norm, verify, rows, input, shard_update)
         job_options = options.JobOptions(engine, cast(Any, servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
-                                         startup_timeout_s, heartbeat_timeout_s, staging_bytes)
+                                         startup_timeout_s, heartbeat_timeout_s, staging_bytes, dedicated_servers)
         runtime.check(job_options, training)
         if training.plan or ranks_per_node is None:
             job_options = dataclasses.replace(job_options, ranks_per_node=training.ranks_per_node)
@@ -320,8 +325,7 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
     cluster = training.cluster
     if cluster is None:
         is_measured = training.policy == "auto" and training.plan is None
-        cluster = (calibration.calibrate() if is_measured else
-                   planning.Cluster(communicator.size, len(runtime.servers())))
+        cluster = calibration.calibrate() if is_measured else runtime.cluster()
     cluster = dataclasses.replace(cluster, ranks_per_node=runtime.ranks_that_combine())
     verifier = None if training.verify is None else verify_lib.Verifier(training.verify, communicator.rank)
     agreement.agree_on_seed(communicator)

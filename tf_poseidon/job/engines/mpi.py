@@ -85,12 +85,13 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
         if "cannot open shared object file" in str(error):
             raise mpi_library.not_found(error) from error
         raise
-    if joined.size != size:
+    seen = joined.size + options.dedicated_servers
+    if seen != size:
         variable = launched_size()[1]
         with_what = ("srun --mpi=pmi2 (`srun --mpi=list` shows what this Slurm has)" if variable == _SRUN else
                      "the mpiexec of that MPI (for the mpich wheel, the one beside python)")
         raise JobError(
-            f"The launcher started {size} processes ({variable}={size}), but MPI sees {joined.size}: it belongs to a "
+            f"The launcher started {size} processes ({variable}={size}), but MPI sees {seen}: it belongs to a "
             f"different MPI than tf_poseidon was built with, or does not speak to it. Launch with {with_what}.")
     return joined
 
