@@ -27,8 +27,9 @@ def momentum(weights, slots, gradient):
 
 
 def nesterov(weights, slots, gradient):
-    """The weights are assigned, not added to."""
+    """The weights are assigned, not added to; the gradient passes an op with others."""
     slot, = slots
+    gradient, _ = tf.identity_n([gradient, weights.read_value()])
     with tf.control_dependencies([slot.assign(0.5 * slot.read_value() - gradient)]):
         return weights.assign(weights.read_value() + 0.5 * slot.read_value() - gradient)
 

@@ -40,6 +40,8 @@ def parser() -> argparse.ArgumentParser:
                        ("model", "MODEL.keras", "a model that model.save has written"))
     explains.add_argument("--batch_size", type=_at_least(1), required=True, help="rows of a full batch on each worker")
     explains.add_argument("--workers", type=_at_least(1), required=True, help="number of ranks")
+    explains.add_argument("--shard_update", action="store_true", help="whether each rank updates a part of every "
+                          "variable, and holds that part of the optimizer's")
     explains.add_argument("--steps_per_execution", type=_at_least(1), default=1,
                           help="same as in compile: how many steps may overlap (%(default)s)")
     explains.add_argument("--plan", help="file for the plan, which PoseidonStrategy and rewrite can follow")

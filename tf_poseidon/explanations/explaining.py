@@ -3,8 +3,11 @@
 Tests: tests/training/test_explaining.py.
 """
 
+import collections
+from collections.abc import Iterable
 from collections.abc import Mapping
 import contextlib
+import dataclasses
 import numbers
 import os
 from typing import Any
@@ -27,6 +30,8 @@ from tf_poseidon.graph_passes import session
 from tf_poseidon.keras_hook import hooks
 from tf_poseidon.keras_hook.coordination import coordinated_callbacks as callbacks_lib
 from tf_poseidon.keras_hook.keras_objects import batch_normalization
+from tf_poseidon.keras_hook.keras_objects import optimizers as optimizers_lib
+from tf_poseidon.keras_hook.keras_objects import sharded_slots
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import partitioning
@@ -42,7 +47,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
             accelerators: bool = False, ranks_per_node: int = 1, pins: Mapping[str, str] | None = None,
             wire_dtype: str | None = None, merge: bool = False, global_batch_norm: bool = False,
             steps_per_execution: int = 1, gpus_per_node: int = 1, gpu_link_gbps: float = 0.0,
-            dedicated_servers: int = 0) -> planning.Plan:
+            dedicated_servers: int = 0, shard_update: bool = False) -> planning.Plan:
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs. Nothing is
@@ -78,6 +83,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         gpus_per_node: How many ranks of a node have linked GPUs, same as in `Cluster`.
         gpu_link_gbps: The rate of these links in 10^9 bits per second, same as in `Cluster`.
         dedicated_servers: How many ranks only serve, in addition to the workers, same as in `Cluster`.
+        shard_update: Same as in `PoseidonStrategy`.
 
     Returns:
         A `Plan`. Its `total_bytes` are those that a node, worker and server, sends plus receives in a
@@ -121,11 +127,15 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
                              "to synchronise.")
         # As in `fit` without callbacks that read logs of batches.
         metrics = [variable.value for variable in model.metrics_variables if variable.aggregation == "sum"]
-        options = partitioning.PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True)
+        rewriting = session.RewriteSession(planner)
+        optimizers = callbacks_lib.optimizers_of(model)
+        layouts = dict(collections.ChainMap(*map(sharded_slots.layouts, _with_inner(optimizers))))
+        options = partitioning.PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True,
+                                                session=rewriting, layouts=layouts if shard_update else {})
         partition = partitioning.partition(step, options, callbacks_lib.accumulators(model),
                                            candidates=metrics if model.compiled else None)
         graphs = rank_graphs.RankGraphs(partition)
-        graph_pass = grappler.GraphPass(session.RewriteSession(planner))
+        graph_pass = grappler.GraphPass(rewriting)
         of_step = graph_pass.expect(partition.number, partition.whole, partition.has_sites)
         steps = graphs.unrolled_steps(steps_per_execution) if steps_per_execution > 1 else 1
         with graph_pass.registered():
@@ -135,7 +145,22 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     plan = of_step.plan
     if plan.refusal:
         raise GraphError(f"The training step of '{model.name}' cannot be planned: {plan.refusal}")
-    return plan
+    shards = set(map(id, partition.shards))
+    slots = [variable.value for optimizer in optimizers for variable in optimizer.variables]
+    divided = _bytes([variable for variable in slots if id(variable) in shards])
+    return dataclasses.replace(plan, memory=planning.Memory(
+        _bytes([variable.value for variable in model.variables]),
+        _bytes([variable.value for variable in model.trainable_variables]),
+        _bytes(slots) - divided + divided // workers, _bytes(slots), round((plan.total_bytes or 0) / 2)))
+
+
+def _with_inner(optimizers: Iterable[keras.optimizers.Optimizer]) -> list[keras.optimizers.Optimizer]:
+    """Returns optimizers and those that they wrap, as far as they are built."""
+    return [inner for optimizer in optimizers for inner in optimizers_lib.with_inner(optimizer) if inner.built]
+
+
+def _bytes(variables: Iterable[tf.Variable]) -> int:
+    return sum(variable.shape.num_elements() * variable.dtype.size for variable in variables)
 
 
 def load(path: str | os.PathLike[str]) -> keras.Model:

@@ -57,6 +57,8 @@ class PartitionOptions:
         verifier: The `verify.Verifier` that compares what it exchanges, None without one.
         inlines: Whether its graphs have its nodes, for those who read them, and do not call them.
         session: What plans how gradients travel, to know which of them need not become shards; None if all may.
+        layouts: By identity, the layouts of variables that may hold shards without being `ShardedVariable`s, where the
+            function is planned and never runs.
     """
 
     size: int
@@ -67,6 +69,7 @@ class PartitionOptions:
     verifier: Verifier | None = None
     inlines: bool = False
     session: session_lib.RewriteSession | None = None
+    layouts: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     @property
     def rows_of_rank(self) -> int | None:
@@ -99,7 +102,7 @@ class Interface:
     @classmethod
     def of(cls, traced: tf.types.experimental.ConcreteFunction, partitioned: partitioner.PartitionedGraph,
            results: late_results.LateResults | None,
-           shards: Sequence[sharded_variables.ShardedVariable]) -> "Interface":
+           shards: Iterable[tf.Variable]) -> "Interface":
         """Returns the interface of a ConcreteFunction that was partitioned, without its `LateResults`, on `shards`."""
         graph, function_type = traced.graph, traced.function_type
         captured, names = {id(internal) for _, internal in graph.captures}, flat_graphs.names_of_captures(graph)
@@ -111,7 +114,7 @@ class Interface:
             controls = [name for name in controls if name not in gone]
         shapes = [tf.TensorShape([None]).concatenate(tensor.shape[1:]) if i in partitioned.own else tensor.shape
                   for i, tensor in enumerate(outputs)]
-        handles = {id(variable.handle): variable.shard_handle for variable in shards}
+        handles = {id(variable.handle): sharded_variables.shard_handle(variable) for variable in shards}
         return cls(graph.name,
                    tuple((t.dtype, t.shape, t.op.name) for t in graph.inputs if id(t) not in captured),
                    tuple((handles.get(id(external), external), full_name(names[internal.op.name]))
@@ -162,7 +165,7 @@ class Partition:
     results: late_results.LateResults | None
     report: report_lib.PartitionReport
     agreement_text: str
-    shards: tuple[sharded_variables.ShardedVariable, ...]
+    shards: tuple[tf.Variable, ...]
     has_sites: bool
     weights: Mapping[str, tf.Variable]
 
@@ -218,8 +221,7 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
 
 def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: PartitionOptions, held: Sequence[tf.Variable],
                  candidates: Sequence[tf.Variable] | None, keeps_rows: bool) -> tuple[
-                     partitioner.PartitionedGraph, late_results.LateResults | None,
-                     tuple[sharded_variables.ShardedVariable, ...]]:
+                     partitioner.PartitionedGraph, late_results.LateResults | None, tuple[tf.Variable, ...]]:
     """Returns the `PartitionedGraph` of a ConcreteFunction, its `LateResults`, and the variables that hold shards.
 
     The `LateResults` are None if they are part of the graph.
@@ -243,10 +245,13 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
     paths = {name: sites.variable_path(variable) for name, variable in variables.items()}
     sharded = {name: variable for name, variable in variables.items()
                if isinstance(variable, sharded_variables.ShardedVariable)}
+    planned = {name: options.layouts[id(variable)] for name, variable in variables.items()
+               if id(variable) in options.layouts}
     known = partitioner.KnownVariables(
         paths, summands=_named(variables, held), candidates=_named(variables, candidates or ()),
         shards={name: variable.layout for name, variable in sharded.items() if variable.holds_shard},
-        shard_candidates={name: variable.layout for name, variable in sharded.items() if variable.may_hold_shard})
+        shard_candidates=planned | {
+            name: variable.layout for name, variable in sharded.items() if variable.may_hold_shard})
     while True:
         partitioned = partitioner.partition(graph_def, outputs, grappler.add_shapes, known, rows=options.rows,
                                             runs_whole=True, own=outputs if keeps_rows else ())
@@ -255,7 +260,7 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         if len(left) == len(known.shard_candidates):
             break
         known = dataclasses.replace(known, shard_candidates=left)
-    shards = tuple(variable for name, variable in sharded.items() if name in partitioned.shards)
+    shards = tuple(variable for name, variable in variables.items() if name in partitioned.shards)
     if cut is None:
         return partitioned, None, shards
     now = [variable for name, variable in variables.items() if name in partitioned.summands

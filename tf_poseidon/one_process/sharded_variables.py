@@ -44,6 +44,7 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
         path: Its path.
         layout: The path of the variable after which it is cut into shards.
         assignments: How often the program has assigned it outside of steps.
+        shard_handle: Its `shard_handle`.
     """
 
     def __init__(self, path: str, layout: str, shape: tf.TensorShape, dtype: tf.DType, initial: Initial,
@@ -54,7 +55,7 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
         self._number = job.shards.add(self)
         self._holds = _NOTHING
         self._is_updated = False  # by a partitioned function, as a shard
-        self._shard_handle: tf.Tensor | None = None
+        self.shard_handle = shard_handle(self)
 
     @property
     def holds_shard(self) -> bool:
@@ -65,14 +66,6 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
     def may_hold_shard(self) -> bool:
         """Whether a function may be the first that updates its shard."""
         return self._holds != _WHOLE and not self._is_updated
-
-    @property
-    def shard_handle(self) -> tf.Tensor:
-        """Its resource, as one that holds a tensor of unknown shape."""
-        if self._shard_handle is None:
-            with tf.init_scope():
-                self._shard_handle = tf_compat.of_unknown_shape(self.handle, self.dtype)
-        return self._shard_handle
 
     def hold_shard(self) -> None:
         """Makes this rank hold its shard, for functions that update it."""
@@ -195,6 +188,14 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
     def _set(self, value: tf.Tensor) -> None:
         tf.raw_ops.AssignVariableOp(resource=self.shard_handle, value=value)
+
+
+def shard_handle(variable: tf.Variable) -> tf.Tensor:
+    """Returns the resource of a variable as that of one whose value has an unknown shape, as a shard has."""
+    if isinstance(variable, ShardedVariable) and hasattr(variable, "shard_handle"):
+        return variable.shard_handle
+    with tf.init_scope():
+        return tf_compat.of_unknown_shape(variable.handle, variable.dtype)
 
 
 def among(variables: Iterable[tf.Variable]) -> list[ShardedVariable]:

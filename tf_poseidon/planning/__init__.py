@@ -21,6 +21,7 @@ from tf_poseidon.planning.cost import SHARDS
 from tf_poseidon.planning.cost import SUM
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
+from tf_poseidon.planning.memory import Memory
 from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
@@ -32,6 +33,6 @@ from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
-__all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "POLICIES", "PS", "Plan",
-           "Planner", "SCATTER", "SCHEMES", "SFB", "SHARDS", "SPARSE", "SUM", "Site", "Slices", "WholeOp",
+__all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "Memory", "POLICIES", "PS",
+           "Plan", "Planner", "SCATTER", "SCHEMES", "SFB", "SHARDS", "SPARSE", "SUM", "Site", "Slices", "WholeOp",
            "dense_bytes", "describe", "least_saving", "linked_dense_bytes", "make_plan", "unmatched_pins"]

@@ -26,6 +26,7 @@ from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.exchange import KINDS
+from tf_poseidon.planning.memory import Memory
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.site import Site
@@ -55,6 +56,7 @@ class Plan:
         steps: How many steps of an execution overlap, by the graph that it was made for.
         overlap: Whether the steps of an execution overlap, and what holds them back, a sentence; "" if an execution has
             one step. Not part of a plan's file.
+        memory: The `Memory` of a rank, None if unknown. Not part of a plan's file.
     """
 
     policy: str
@@ -68,6 +70,7 @@ class Plan:
     row_shares: tuple[int, ...] = ()
     steps: int = dataclasses.field(default=1, compare=False)
     overlap: str = dataclasses.field(default="", compare=False)
+    memory: Memory | None = dataclasses.field(default=None, compare=False)
 
     @property
     def total_bytes(self) -> float | None:
@@ -381,7 +384,7 @@ class Plan:
         shares = f", rows shared {' : '.join(map(str, self.row_shares))}" if self.row_shares else ""
         return "\n".join([f"plan by policy '{self.policy}' for {self.cluster}{shares}",
                           *tables.aligned(rows, left=(0, 1, 2, 5, 6)), *self._whole_ops(), *self._expectation(),
-                          *filter(None, (self.cluster.routes, self.overlap))])
+                          *map(str, filter(None, (self.cluster.routes, self.memory, self.overlap)))])
 
     def _whole_ops(self) -> list[str]:
         """Returns the ops that every rank computes for the rows of all ranks, as lines of text."""

@@ -53,9 +53,13 @@ def _shard_of_readers(prepared: PreparedGraph, outcomes: Mapping[str, Outcome], 
         seen.add(tensor)
         for reader in prepared.graph.consumers(graph_lib.node_of(tensor)):
             inputs = prepared.inputs[reader.name]
-            for takes in (takes for name, takes in zip(inputs, outcomes[reader.name].takes) if name == tensor):
+            for i, takes in enumerate(outcomes[reader.name].takes):
+                if inputs[i] != tensor:
+                    continue
                 if isinstance(takes, Shard):
                     taken.add(takes)
+                elif reader.op == "IdentityN":
+                    queue.append(tensors.tensor_of(reader.name, i))
                 elif shards.is_of_all(Case(reader, inputs, (WHOLE,) * len(inputs), 1, prepared.sizes)):
                     pass
                 elif shards.is_elementwise(reader.op) and all(state == WHOLE for state in outcomes[reader.name].gives):
