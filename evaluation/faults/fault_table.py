@@ -158,6 +158,22 @@ FAULTS = (
             horovod=True) for status in (0, 3)),
     *(Fault(f"a rank is ended by {name}", f"{name} of rank 1", ("receive_signal_on_rank_1", name), "",
             horovod=name == "SIGKILL") for name in ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM")),
+    Fault("a dedicated server is ended by SIGKILL", "SIGKILL of rank 2, which only serves",
+          ("signal_dedicated_server", "SIGKILL"), "", ranks=3),
+    Fault("Ctrl-C reaches a dedicated server", "SIGINT of rank 2", ("signal_dedicated_server", "SIGINT"),
+          "Rank 2 was interrupted|The job was interrupted", is_last=False, ranks=3),
+    Fault("a dedicated server is frozen", "SIGSTOP, `heartbeat_timeout_s=3`", ("signal_dedicated_server", "SIGSTOP"),
+          r"Rank \d has heard nothing of rank 2 for 3 s: the host is down, frozen or", is_last=False, within_s=15,
+          ranks=3),
+    *(Fault(f"a rank {name}, which a dedicated server serves", f"`{injected}` of rank 1",
+            ("fail_on_rank_1_with_a_dedicated_server", how), says, is_last=False, ranks=3)
+      for how, name, injected, says in (
+          ("raise", "has an exception", "raise", r"\[rank 2\] The job has ended\. Rank 1 .* failed: ValueError: boom"),
+          ("exit", "ends early", "sys.exit(0)", "Rank 1 has ended its program, but rank 0 still"),
+          ("kill", "is killed", "SIGKILL", ""))),
+    *(Fault(f"rank {rank} knows of no dedicated server", "`dedicated_servers=0` there",
+            ("differ_in_dedicated_servers", rank), r"cut tensors differently: give PoseidonStrategy the same servers, "
+            "dedicated_servers, kv_pair_bytes", is_last=False, within_s=20, ranks=3) for rank in (1, 2)),
     Fault("a rank is ended, and its child goes on", "`os.fork`, SIGKILL of rank 1", ("die_with_a_child_on_rank_1",),
           ""),
     Fault("Ctrl-C reaches one rank", "SIGINT of rank 1", ("receive_signal_on_rank_1", "SIGINT"),
@@ -270,6 +286,7 @@ FAULTS = (
     *(Fault(f"an option that cannot be: `{option}`", "it is given", ("ask_for", option), says)
       for option, says in (
           ("servers=[5]", r"servers=\[5\], expected distinct ranks from 0 to 1"),
+          ("dedicated_servers=1", "dedicated_servers=1 in a job of 2 ranks, expected at most 0: two or more have to"),
           ("timeout_s=0", "timeout_s=0, expected a positive number of seconds"),
           ("engine='nccl'", "engine='nccl', expected one of horovod, mpi"))),
 )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import contextlib
 import hashlib
 import os
+import pathlib
 import resource
 import signal
 import subprocess
@@ -71,6 +72,16 @@ def _raise(error: BaseException) -> None:
 
 def _signal_itself(number: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
+
+
+def _process_of(rank: int) -> int:
+    """Returns the process of another rank of this host."""
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is not ours
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getppid() and f"PMI_RANK={rank}\0".encode() in (path / "environ").read_bytes():
+                return int(path.name)
+    raise ProcessLookupError(f"There is no process of rank {rank}.")
 
 
 # ---- a rank fails, leaves or waits -------------------------------------------------------------------
@@ -214,6 +225,26 @@ def write_to_a_full_disk_on_rank_0() -> None:
 def exit_on_rank_1(status: str, policy: str) -> None:
     strategy = poseidon.PoseidonStrategy(policy)
     train(strategy, [AtBatch(strategy, 1, lambda: sys.exit(int(status)))])
+
+
+def signal_dedicated_server(name: str) -> None:
+    """Rank 2, on which nothing of the program runs."""
+    strategy = poseidon.PoseidonStrategy(heartbeat_timeout_s=3, dedicated_servers=1, ranks_per_node=1)
+    train(strategy, [AtBatch(strategy, 0, lambda: os.kill(_process_of(2), signal.Signals[name]))])
+
+
+def fail_on_rank_1_with_a_dedicated_server(how: str) -> None:
+    strategy = poseidon.PoseidonStrategy("ps", dedicated_servers=1, servers=(2,), ranks_per_node=1)
+    train(strategy, [AtBatch(strategy, 1, {
+        "raise": lambda: _raise(ValueError("boom on purpose")), "exit": lambda: sys.exit(0),
+        "kill": _signal_itself(signal.SIGKILL)}[how])])
+
+
+def differ_in_dedicated_servers(who: str) -> None:
+    """One rank means another number, or other servers, than the others."""
+    differs = os.environ["PMI_RANK"] == who
+    note_fault()
+    train(poseidon.PoseidonStrategy(timeout_s=30, dedicated_servers=0 if differs else 1))
 
 
 def receive_signal_on_rank_1(name: str) -> None:

@@ -1,4 +1,6 @@
-"""A program that is killed: killed_program.py DIRECTORY SEED KILL ...; each KILL is MOMENT:RANK.
+"""A program that is killed: killed_program.py DIRECTORY SEED DEDICATED KILL ...; each KILL is MOMENT:RANK.
+
+DEDICATED ranks only serve; while they do, they reach one moment: SERVING.
 
 It trains with backups, and resumes from them. In its n-th start, the rank of the n-th KILL kills itself at that moment,
 after it has noted the time and the files that it shares with other processes; after the last one, the program ends, and
@@ -12,16 +14,18 @@ import pathlib
 import re
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
 MOMENTS = ("before the strategy", "after the strategy", "tracing", "first step", "a step", "before a backup",
            "while a backup is written", "after a backup", "validation", "end of an epoch", "end of training",
            "after training")
+SERVING = "serving"  # the first backup is there
 ROWS, BATCH, EPOCHS, SAVE_FREQ = 45, 8, 3, 2  # 6 steps in an epoch
 
 
-def main(directory: str, seed: str, *kills: str) -> None:
+def main(directory: str, seed: str, dedicated: str, *kills: str) -> None:
     path = pathlib.Path(directory)
     rank = int(os.environ.get("PMI_RANK") or os.environ.get("HOROVOD_RANK", 0))
     start = int(os.environ["TF_POSEIDON_RESTARTS"])
@@ -33,6 +37,8 @@ def main(directory: str, seed: str, *kills: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     reach("before the strategy")
+    if moment == SERVING:
+        threading.Thread(target=lambda: _wait_for(path / "backup") or reach(SERVING), daemon=True).start()
     import keras
     import numpy as np
 
@@ -78,7 +84,7 @@ def main(directory: str, seed: str, *kills: str) -> None:
     # Where sums are taken in another order from run to run, that is all that may differ: it is far from a lost row.
     keras.config.set_floatx("float64")
     keras.utils.set_random_seed(int(seed))
-    strategy = poseidon.PoseidonStrategy(timeout_s=60)
+    strategy = poseidon.PoseidonStrategy(timeout_s=60, dedicated_servers=int(dedicated), ranks_per_node=1)
     reach("after the strategy")
     with strategy.scope():
         reaching = Reaching()
@@ -95,6 +101,11 @@ def main(directory: str, seed: str, *kills: str) -> None:
         keras.callbacks.ModelCheckpoint(path / "model.keras")])
     reach("after training")
     np.savez(path / f"weights.{rank}.npz", *model.get_weights())
+
+
+def _wait_for(path: pathlib.Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
 
 
 def _shared_files() -> list[str]:

@@ -50,8 +50,8 @@ class Kill:
     status: int | None
 
 
-def run_job(directory: pathlib.Path, place: str, ranks: int, seed: int, kills: Sequence[tuple[str, int]]) -> tuple[
-        list[Kill], str]:
+def run_job(directory: pathlib.Path, place: str, ranks: int, seed: int, kills: Sequence[tuple[str, int]],
+            dedicated: int = 0) -> tuple[list[Kill], str]:
     """Runs a job that is killed, and starts it again; returns the kills, and what is wrong, or "".
 
     Args:
@@ -60,9 +60,10 @@ def run_job(directory: pathlib.Path, place: str, ranks: int, seed: int, kills: S
         ranks: Number of ranks.
         seed: Of data and weights.
         kills: (moment, rank) of the kill in each start.
+        dedicated: How many of the ranks only serve.
     """
     directory.mkdir()
-    program = [*modules.command("faults.killed_program"), str(directory), str(seed),
+    program = [*modules.command("faults.killed_program"), str(directory), str(seed), str(dedicated),
                *(f"{moment}:{rank}" for moment, rank in kills)]
     ends, status, output = _START[place](program, ranks, len(kills))
     done, shared = [], []

@@ -148,7 +148,6 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
     return Fail(std::string(payload, header.length), /*tell_peers=*/false);
   }
   if (has_failed()) return;  // the step is lost
-  if (header.kind == FrameKind::kAlive) return;
   if (header.kind == FrameKind::kGoodbye) {
     has_left_[peer] = 1;
     return FailIfLeftBehind();
@@ -158,6 +157,7 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
                        " cut tensors differently: give PoseidonStrategy the same servers, dedicated_servers, "
                        "kv_pair_bytes and ranks_per_node, and install the same tf_poseidon, on all ranks."));
   }
+  if (header.kind == FrameKind::kAlive) return;
   const std::string wrong = checks_.Wrong(peer, header);
   if (!wrong.empty()) return FailIf(Malformed(peer, wrong));
   switch (header.kind) {
@@ -276,6 +276,7 @@ void Protocol::CheckHeartbeats(Clock::time_point now) {
   if (has_failed()) return;
   FrameHeader header = {};
   header.kind = FrameKind::kAlive;
+  header.layout = layout_;  // a rank that takes another one for a dedicated server may exchange nothing with it
   const char* begin = reinterpret_cast<const char*>(&header);
   // Nothing follows a goodbye: a rank that has all of them closes its transport, and MPI ends a job that sends to one.
   if (!has_left_[rank_]) {

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from evaluation.faults import killed_program
 from evaluation.faults import killing
 
-RANKS = 2
+RANKS = 2  # that train
 
 
 @pytest.mark.parametrize("killed", [
@@ -13,6 +14,16 @@ RANKS = 2
 def test_killed_job_has_the_bits_of_an_undisturbed_one(killed, tmp_path):
     assert killing.run_job(tmp_path / "undisturbed", "one host", RANKS, 1, ()) == ([], "")
     found, wrong = killing.run_job(tmp_path / "killed", "one host", RANKS, 1, killed)
+    assert not wrong and [(kill.moment, kill.rank) for kill in found] == killed
+    assert all(kill.seconds < 10 and kill.status for kill in found)
+    assert not killing.difference("one host", *(
+        killing.weights(tmp_path / name, RANKS) for name in ("killed", "undisturbed")))
+
+
+def test_a_job_whose_dedicated_servers_are_killed_has_the_bits_of_an_undisturbed_one(tmp_path):
+    killed = [("before the strategy", 2), (killed_program.SERVING, 2), ("a step", 1)]
+    assert killing.run_job(tmp_path / "undisturbed", "one host", 3, 1, (), dedicated=1) == ([], "")
+    found, wrong = killing.run_job(tmp_path / "killed", "one host", 3, 1, killed, dedicated=1)
     assert not wrong and [(kill.moment, kill.rank) for kill in found] == killed
     assert all(kill.seconds < 10 and kill.status for kill in found)
     assert not killing.difference("one host", *(

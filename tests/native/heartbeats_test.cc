@@ -75,6 +75,33 @@ TEST(ARankThatWasFrozenItselfDoesNotTakeOthersForLost) {
   EXPECT(watched.Run(80).empty(), "");
 }
 
+namespace {
+
+// The heartbeat of a rank of the same job.
+FrameHeader Alive(const Options& options, const Transport& transport) {
+  const std::vector<int> nodes = NodesOf(options, transport);
+  FrameHeader header = {};
+  header.kind = FrameKind::kAlive;
+  header.layout = LayoutDigest(WithServers(options, nodes), nodes);
+  return header;
+}
+
+}  // namespace
+
+TEST(ARankWithOtherServersIsKnownByItsHeartbeat) {
+  Options options, other;
+  other.dedicated_servers = 1;
+  auto owned = std::make_unique<ScriptedTransport>(0, 3);
+  ScriptedTransport* transport = owned.get();
+  Rank rank(std::move(owned), options);
+  transport->Arrive(2, Packet(Alive(options, *transport)));
+  rank.protocol->Poll();
+  EXPECT_EQ(rank.failure, "", "the same servers");
+  transport->Arrive(2, Packet(Alive(other, *transport)));
+  rank.protocol->Poll();
+  EXPECT_HOLDS(rank.failure, "Rank 2 and rank 0 cut tensors differently: give PoseidonStrategy the same servers");
+}
+
 TEST(ASilentRankEndsTheJob) {
   Options options;
   options.heartbeat_timeout_s = 0.2;
@@ -87,9 +114,7 @@ TEST(ASilentRankEndsTheJob) {
     std::this_thread::sleep_for(milliseconds(10));
     rank.protocol->CheckDeadlines();
     // Rank 1 computes, and is alive. So is rank 2 at first, whose heartbeats wait behind a long transfer.
-    FrameHeader alive = {};
-    alive.kind = FrameKind::kAlive;
-    transport->Arrive(1, Packet(alive));
+    transport->Arrive(1, Packet(Alive(options, *transport)));
     if (Seconds(Clock::now() - begin) < 0.5) {
       EXPECT_EQ(rank.failure, "", "bytes of rank 2 arrive");
       transport->ArrivePart(2);
@@ -111,9 +136,9 @@ TEST(NothingFollowsAGoodbye) {
   auto owned = std::make_unique<ScriptedTransport>(0, 3);
   ScriptedTransport* transport = owned.get();
   Rank rank(std::move(owned), options);
-  FrameHeader goodbye = {}, alive = {};
+  FrameHeader goodbye = {};
   goodbye.kind = FrameKind::kGoodbye;
-  alive.kind = FrameKind::kAlive;
+  const FrameHeader alive = Alive(options, *transport);
   transport->Arrive(1, Packet(goodbye));
   rank.protocol->Poll();
   rank.protocol->SayGoodbye();

@@ -143,7 +143,8 @@ def run_fault(fault, directory, launcher="mpiexec"):
     time_of_fault = directory / "fault"
     outcome = run(["faulty_program.py", *fault.program], fault.ranks, timeout_s=120, launcher=launcher,
                   # What the launcher sees of a rank, or of its children, is that of a process of its own.
-                  fresh=fault.program[0] in ("start_a_subprocess", "die_with_a_child_on_rank_1"),
+                  fresh=fault.program[0] in (
+                      "start_a_subprocess", "die_with_a_child_on_rank_1", "signal_dedicated_server"),
                   environment={"FAULT_TIME": str(time_of_fault), **dict(fault.environment)})
     seconds = time.time() - float(time_of_fault.read_text()) if time_of_fault.exists() else None
     ended = fault_table.Ended(outcome.status, outcome.output, seconds)
