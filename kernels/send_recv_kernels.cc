@@ -50,6 +50,23 @@ void Finish(const std::shared_ptr<Ticket>& ticket, const std::string& error, Gat
   ticket->Finish(error, std::move(gathered));
 }
 
+// What each rank gets of a factor that is divided.
+FactorPart DividedPart(const Tensor& factor, bool contributes, const Divided& divided, int rank) {
+  const size_t element_bytes = DataTypeSize(factor.dtype()), rows = contributes ? factor.dim_size(0) : 0;
+  const char* data = static_cast<const char*>(factor.data());
+  FactorPart part = {};
+  for (const ColumnRange& range : divided.ranges) {
+    const size_t row_bytes = range.size() * element_bytes;
+    part.columns.push_back({data, rows * row_bytes, row_bytes});
+    data += factor.dim_size(0) * row_bytes;
+  }
+  const FactorPart::Columns& own = part.columns[rank];
+  part.data = own.data;
+  part.bytes = own.bytes;
+  part.row_bytes = own.row_bytes;
+  return part;
+}
+
 class CpuSendKernel : public SendKernel {
  public:
   using SendKernel::SendKernel;
@@ -109,14 +126,23 @@ void Ticket::WhenDone(std::function<void()> then) {
   then();
 }
 
+std::shared_ptr<Ticket> TicketOf(OpKernelContext* context) {
+  const auto* ref = context->input(0).scalar<tensorflow::Variant>()().get<TicketRef>();
+  if (ref) return ref->ticket;
+  context->SetStatus(
+      absl::InvalidArgumentError(absl::StrCat(context->op_kernel().type_string(), " takes a ticket of PoseidonSend.")));
+  return nullptr;
+}
+
 // ---- PoseidonSend -------------------------------------------------------------------------------
 
 SendKernel::SendKernel(OpKernelConstruction* context) : OpKernel(context) {
   std::string scheme;
   OP_REQUIRES_OK(context, context->GetAttr("site", &site_->name));
   OP_REQUIRES_OK(context, context->GetAttr("scheme", &scheme));
-  sends_factors_ = scheme == "sfb";
-  const char* row = sends_factors_ ? "sfb" : "ps";
+  divides_ = scheme == "hfb";
+  sends_factors_ = divides_ || scheme == "sfb";
+  const char* row = divides_ ? "hfb" : sends_factors_ ? "sfb" : "ps";
   shown_ = ShownAs(context, row, {row});
   OP_REQUIRES_OK(context, context->GetAttr("form", &site_->form));
   OP_REQUIRES_OK(context, context->GetAttr("strict", &site_->is_strict));
@@ -125,6 +151,10 @@ SendKernel::SendKernel(OpKernelConstruction* context) : OpKernel(context) {
   OP_REQUIRES_OK(context, context->GetAttr("priority", &priority_));
   OP_REQUIRES_OK(context, context->GetAttr("least_saving", &least_saving_));
   OP_REQUIRES_OK(context, context->GetAttr("float_sum", &has_float_sum_));
+  OP_REQUIRES_OK(context, context->GetAttr("divided", &divided_));
+  OP_REQUIRES(context, !divides_ || (divided_ <= 1 && context->num_inputs() > 2),
+              absl::InvalidArgumentError(absl::StrCat("'", site_->name, "' divides tensor ", divided_, " of ",
+                                                      context->num_inputs() - 1, ", expected U or V: 0 or 1 of 2.")));
   const tensorflow::DataType type = context->input_type(0);
   OP_REQUIRES(context,
               !has_float_sum_ || (!sends_factors_ && (type == tensorflow::DT_HALF || type == tensorflow::DT_BFLOAT16)),
@@ -182,7 +212,19 @@ std::shared_ptr<Ticket> SendKernel::SendFactors(OpKernelContext* context, Commun
                                                 bool contributes) {
   std::vector<Tensor> tensors;
   for (int i = 0; i + 1 < context->num_inputs(); ++i) tensors.push_back(context->input(i));
-  auto ticket = std::make_shared<Ticket>(std::move(tensors), Place(context));
+  for (const Tensor& tensor : tensors) {
+    if (tensor.dims() == 2) continue;
+    context->SetStatus(absl::InvalidArgumentError(
+        absl::StrCat("A factor of '", site_->name, "' has shape ", tensor.shape().DebugString(),
+                     ", but factors are matrices; reshape it to [rows, columns].")));
+    return nullptr;
+  }
+  std::optional<Divided> divided;
+  if (divides_) {
+    divided = Divide(context, *communicator, &tensors);
+    if (!divided) return nullptr;
+  }
+  auto ticket = std::make_shared<Ticket>(std::move(tensors), Place(context), std::move(divided));
   Factors factors;
   factors.site = site_->name;
   factors.form = site_->form;
@@ -191,13 +233,12 @@ std::shared_ptr<Ticket> SendKernel::SendFactors(OpKernelContext* context, Commun
   factors.group = group_;
   factors.priority = priority_;
   factors.on_device = ticket->on_device();
+  factors.is_first_half = divides_;
   const bool may_shorten = least_saving_ < 1 && !communicator->is_on_one_node() && !ticket->on_device();
   for (const Tensor& tensor : ticket->inputs()) {
-    if (tensor.dims() != 2) {
-      context->SetStatus(absl::InvalidArgumentError(
-          absl::StrCat("A factor of '", site_->name, "' has shape ", tensor.shape().DebugString(),
-                       ", but factors are matrices; reshape it to [rows, columns].")));
-      return nullptr;
+    if (divides_ && factors.parts.size() == ticket->divided()->factor) {
+      factors.parts.push_back(DividedPart(tensor, contributes, *ticket->divided(), communicator->rank()));
+      continue;
     }
     const size_t element_bytes = DataTypeSize(tensor.dtype()), row_bytes = tensor.dim_size(1) * element_bytes;
     const size_t bytes = contributes ? tensor.dim_size(0) * row_bytes : 0;
@@ -215,6 +256,42 @@ std::shared_ptr<Ticket> SendKernel::SendFactors(OpKernelContext* context, Commun
         Finish(ticket, error, std::move(gathered));
       });
   return ticket;
+}
+
+// Puts the columns of each rank together in the memory of the factor that is divided. Fails the op and returns nothing
+// on a GPU.
+std::optional<Divided> SendKernel::Divide(OpKernelContext* context, const Communicator& communicator,
+                                          std::vector<Tensor>* factors) const {
+  if (Place(context)) {
+    context->SetStatus(absl::UnimplementedError(absl::StrCat(
+        "'", site_->name, "' divides a factor on a GPU, expected one on the host: place the node there.")));
+    return std::nullopt;
+  }
+  Tensor& factor = (*factors)[divided_];
+  const int64_t rows = factor.dim_size(0), columns = factor.dim_size(1);
+  Divided divided;
+  divided.factor = divided_;
+  divided.ranges = DivideColumns(columns, communicator.size(), communicator.servers());
+  divided.own = divided.ranges[communicator.rank()];
+  divided.joining.site = site_->name;
+  divided.joining.form = "joined";
+  divided.joining.row = shown_.row;
+  divided.joining.is_blocking = shown_.is_blocking;
+  divided.joining.priority = priority_;
+  divided.joining.since = Clock::now();
+  Tensor by_rank;
+  context->SetStatus(context->allocate_temp(factor.dtype(), factor.shape(), &by_rank));
+  if (!context->status().ok()) return std::nullopt;
+  const size_t element_bytes = DataTypeSize(factor.dtype());
+  const char* const from = static_cast<const char*>(factor.data());
+  char* to = static_cast<char*>(by_rank.data());
+  for (const ColumnRange& range : divided.ranges) {
+    for (int64_t row = 0; row < rows && range.size() > 0; ++row, to += range.size() * element_bytes) {
+      std::memcpy(to, from + (row * columns + range.begin) * element_bytes, range.size() * element_bytes);
+    }
+  }
+  factor = std::move(by_rank);
+  return divided;
 }
 
 // Another rank has other factors than this one, or none. Returns why that ends the job, if it does.
@@ -235,10 +312,8 @@ std::string SendKernel::NoteRefusal(Site* site, Communicator* communicator, int 
 // ---- PoseidonRecv -------------------------------------------------------------------------------
 
 void RecvKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
-  const auto* ref = context->input(0).scalar<tensorflow::Variant>()().get<TicketRef>();
-  OP_REQUIRES_ASYNC(context, ref != nullptr, absl::InvalidArgumentError("PoseidonRecv takes a ticket of PoseidonSend."),
-                    done);
-  std::shared_ptr<Ticket> ticket = ref->ticket;
+  std::shared_ptr<Ticket> ticket = TicketOf(context);
+  if (!ticket) return done();
   ticket->WhenDone([this, context, ticket, done = std::move(done)] {
     if (!ticket->error().empty()) {
       context->SetStatus(absl::AbortedError(ticket->error()));
@@ -266,13 +341,16 @@ void RecvKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
 void RecvKernel::CopyFactors(OpKernelContext* context, const std::shared_ptr<Ticket>& ticket) {
   const GatheredFactors& gathered = ticket->gathered();
   for (size_t i = 0; i < ticket->inputs().size(); ++i) {
-    const Tensor& mine = ticket->inputs()[i];
-    const int64_t columns = mine.dim_size(1);
-    const GatheredPart part = gathered.is_complete ? gathered.parts[i] : GatheredPart();
-    const int64_t rows = NumRows(part, columns * DataTypeSize(mine.dtype()));
+    const bool is_divided = ticket->divided() && ticket->divided()->factor == i;
+    const int64_t columns = is_divided ? ticket->divided()->own.size() : ticket->inputs()[i].dim_size(1);
+    // Where there are no columns, the other factor has as many rows.
+    const size_t counted = is_divided && columns == 0 ? 1 - i : i;
+    const Tensor& mine = ticket->inputs()[counted];
+    const GatheredPart part = gathered.is_complete ? gathered.parts[counted] : GatheredPart();
+    const int64_t rows = NumRows(part, (counted == i ? columns : mine.dim_size(1)) * DataTypeSize(mine.dtype()));
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(i, TensorShape({rows, columns}), &output));
-    if (rows > 0) CopyFactor(context, ticket, i, static_cast<char*>(output->data()));
+    if (output->NumElements() > 0) CopyFactor(context, ticket, i, static_cast<char*>(output->data()));
   }
 }
 

@@ -13,19 +13,28 @@
 #include <utility>
 #include <vector>
 
+#include "columns.h"
 #include "process_communicator.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace poseidon {
+
+// Of scheme "hfb": which factor is divided and how, and the exchange that puts together what is made of it.
+struct Divided {
+  size_t factor;
+  std::vector<ColumnRange> ranges;  // by rank
+  ColumnRange own;                  // this rank's
+  Factors joining;                  // its part is to be filled in
+};
 
 // What PoseidonSend has started: holds the tensors until the communicator is done with them.
 class Ticket {
  public:
   using Tensors = std::vector<tensorflow::Tensor>;
 
-  // Of scheme "sfb", and of scheme "ps". `on_device` is null if the tensors are in the host's memory.
-  Ticket(Tensors factors, std::shared_ptr<OnDevice> on_device)
-      : inputs_(std::move(factors)), on_device_(std::move(on_device)) {}
+  // Of schemes "sfb" and "hfb", and of scheme "ps". `on_device` is null if the tensors are in the host's memory.
+  Ticket(Tensors factors, std::shared_ptr<OnDevice> on_device, std::optional<Divided> divided)
+      : inputs_(std::move(factors)), on_device_(std::move(on_device)), divided_(std::move(divided)) {}
   Ticket(tensorflow::Tensor gradient, tensorflow::Tensor sum, std::shared_ptr<OnDevice> on_device)
       : inputs_{std::move(gradient)}, sum_(std::move(sum)), on_device_(std::move(on_device)) {}
 
@@ -33,10 +42,11 @@ class Ticket {
   ~Ticket();
 
   bool has_factors() const { return !sum_; }
-  const Tensors& inputs() const { return inputs_; }
+  const Tensors& inputs() const { return inputs_; }              // a divided one holds rank after rank's columns
   const tensorflow::Tensor& sum() const { return *sum_; }        // of scheme "ps"
-  const GatheredFactors& gathered() const { return gathered_; }  // of scheme "sfb"
+  const GatheredFactors& gathered() const { return gathered_; }  // of "sfb" and "hfb"
   const std::shared_ptr<OnDevice>& on_device() const { return on_device_; }
+  const std::optional<Divided>& divided() const { return divided_; }
   const std::string& error() const { return error_; }
 
   void Finish(const std::string& error, GatheredFactors gathered);
@@ -51,6 +61,7 @@ class Ticket {
   const Tensors inputs_;
   const std::optional<tensorflow::Tensor> sum_;
   const std::shared_ptr<OnDevice> on_device_;
+  const std::optional<Divided> divided_;
   std::mutex mutex_;  // guards what follows until is_done_
   bool is_done_ = false;
   std::string error_;
@@ -58,6 +69,9 @@ class Ticket {
   bool was_received_ = false;
   std::function<void()> waiting_;
 };
+
+// Returns the ticket that is input 0 of an op; fails the op and returns null if it is something else.
+std::shared_ptr<Ticket> TicketOf(tensorflow::OpKernelContext* context);
 
 class SendKernel : public tensorflow::OpKernel {
  public:
@@ -83,11 +97,14 @@ class SendKernel : public tensorflow::OpKernel {
                                        bool contributes);
   std::shared_ptr<Ticket> SendFactors(tensorflow::OpKernelContext* context, Communicator* communicator,
                                       bool contributes);
+  std::optional<Divided> Divide(tensorflow::OpKernelContext* context, const Communicator& communicator,
+                                std::vector<tensorflow::Tensor>* factors) const;
   static std::string NoteRefusal(Site* site, Communicator* communicator, int rank);
 
   // Exchanges may outlive the kernel.
   const std::shared_ptr<Site> site_ = std::make_shared<Site>();
-  bool sends_factors_ = false;
+  bool sends_factors_ = false, divides_ = false;
+  int divided_ = 0;
   Shown shown_ = {"calls"};
   Group group_;
   int priority_ = 0;

@@ -201,6 +201,7 @@ class Communicator::Impl {
   KvPairs Shards(const ShardLayout& layout, size_t count, size_t element_bytes) const {
     return {layout, count, element_bytes, static_cast<size_t>(options_.kv_pair_bytes), shard_servers_};
   }
+  const std::vector<int>& servers() const { return shard_servers_; }
   std::string StatisticsJson(bool has_sites) const { return statistics_.Json(has_sites); }
   void WaitedForBatch(Clock::time_point begin, Clock::time_point end) { statistics_.WaitedForBatch(begin, end); }
   void Compared(Clock::time_point begin, Clock::time_point end) { statistics_.Compared(begin, end); }
@@ -379,6 +380,7 @@ int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
 const std::vector<int>& Communicator::nodes() const { return impl_->nodes(); }
 const std::vector<int>& Communicator::hosts() const { return impl_->hosts(); }
+const std::vector<int>& Communicator::servers() const { return impl_->servers(); }
 bool Communicator::is_on_one_node() const { return std::equal(nodes().begin() + 1, nodes().end(), nodes().begin()); }
 KvPairs Communicator::Shards(const ShardLayout& layout, size_t count, size_t element_bytes) const {
   return impl_->Shards(layout, count, element_bytes);

@@ -46,9 +46,10 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   int rank() const;
-  int size() const;                       // the number of workers: dedicated servers have the ranks from there on
-  const std::vector<int>& nodes() const;  // by worker, the same for those that combine, all or some of a node
-  const std::vector<int>& hosts() const;  // by worker, the same for those that share memory; empty if unknown
+  int size() const;                         // the number of workers: dedicated servers have the ranks from there on
+  const std::vector<int>& nodes() const;    // by worker, the same for those that combine, all or some of a node
+  const std::vector<int>& hosts() const;    // by worker, the same for those that share memory; empty if unknown
+  const std::vector<int>& servers() const;  // the workers that own shards, and columns of factors
   bool is_on_one_node() const;
 
   // The KV pairs of a tensor of `count` elements, of which those of this rank are its shard.

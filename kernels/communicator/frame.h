@@ -17,6 +17,7 @@ enum class FrameKind : uint8_t {
   kContribution,  // a worker's part of a sum, or a node's, to the server of that KV pair
   kResult,        // the finished KV pair, from its server to a worker, perhaps by its gateway
   kFactors,       // one part of a worker's factors, to every other worker, perhaps by its gateway
+  kColumns,       // columns of one part of the sender's factors, for the receiver alone
   kRefusal,       // the sender has no factors of this site in `step`
   kAbort,         // the sender failed; the payload is the reason
   kGoodbye,       // the sender has reached the end of its program

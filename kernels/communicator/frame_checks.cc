@@ -35,6 +35,7 @@ std::string FrameChecks::Wrong(int peer, const FrameHeader& header) const {
     case FrameKind::kTaken:
       return header.length == 0 ? "" : Text("word of a window with ", header.length, " bytes, expected none");
     case FrameKind::kFactors:
+    case FrameKind::kColumns:
     case FrameKind::kGpuFactors:
       return WrongFactors(peer, header);
     case FrameKind::kRefusal:
@@ -108,8 +109,9 @@ std::string FrameChecks::WrongKvPair(int peer, const FrameHeader& header) const 
 }
 
 std::string FrameChecks::WrongFactors(int peer, const FrameHeader& header) const {
-  if (header.root < 0 || header.root >= size_ || header.root == rank_ || peer != routes_->GiverOf(header.root) ||
-      routes_->only_serves()) {
+  const bool is_rank = header.root >= 0 && header.root < size_ && header.root != rank_;
+  const bool is_direct = header.kind == FrameKind::kColumns;
+  if (!is_rank || peer != (is_direct ? header.root : routes_->GiverOf(header.root)) || routes_->only_serves()) {
     return Text("factors of rank ", header.root, ", expected those of another one of ", size_,
                 " ranks from whom the nodes of the ranks let send them");
   }

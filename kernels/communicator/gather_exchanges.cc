@@ -62,6 +62,7 @@ std::string GatherExchanges::Start(Factors factors, FactorsDone done, uint64_t s
 // Sends a part of this rank's factors to all that get it from this rank.
 void GatherExchanges::SendPart(const Key& key, const std::shared_ptr<Own>& own, size_t part) {
   const FactorPart& factor = own->factors.parts[part];
+  if (!factor.columns.empty()) return SendColumns(key, own, part);
   std::vector<int> linked, others;
   for (int peer : routes_->Receivers()) {
     const bool is_linked =
@@ -96,13 +97,28 @@ FrameHeader GatherExchanges::HeaderOf(const Key& key, const Own& own, size_t par
 void GatherExchanges::Send(const Key& key, const std::shared_ptr<Own>& own, size_t part,
                            const std::vector<int>& peers) {
   const FrameHeader header = HeaderOf(key, *own, part);
-  for (int peer : peers) {
-    own->statistics->sent_bytes += header.length;
-    if (!routes_->IsLocal(peer)) own->statistics->network_bytes += header.length;
-    const bool is_bulk =
-        sender_->Send(peer, header, own->factors.parts[part].sent_data(), [this, key, own] { HasLeft(key, own); });
-    if (is_bulk) ++own->pending;
+  for (int peer : peers) SendOne(key, own, peer, header, own->factors.parts[part].sent_data());
+}
+
+// Sends each rank its columns of a divided part, beginning with the next one.
+void GatherExchanges::SendColumns(const Key& key, const std::shared_ptr<Own>& own, size_t part) {
+  FrameHeader header = HeaderOf(key, *own, part);
+  header.kind = FrameKind::kColumns;
+  for (int distance = 1; distance < transport_->size(); ++distance) {
+    const int peer = (transport_->rank() + distance) % transport_->size();
+    const FactorPart::Columns& columns = own->factors.parts[part].columns[peer];
+    header.offset = columns.row_bytes;
+    header.length = columns.bytes;
+    SendOne(key, own, peer, header, columns.data);
   }
+}
+
+void GatherExchanges::SendOne(const Key& key, const std::shared_ptr<Own>& own, int peer, const FrameHeader& header,
+                              const void* data) {
+  own->statistics->sent_bytes += header.length;
+  if (!routes_->IsLocal(peer)) own->statistics->network_bytes += header.length;
+  const bool is_bulk = sender_->Send(peer, header, data, [this, key, own] { HasLeft(key, own); });
+  if (is_bulk) ++own->pending;
 }
 
 // The same from a GPU: in pieces, between which urgent KV pairs find their place.
@@ -223,11 +239,15 @@ std::string GatherExchanges::OnFactors(int peer, const FrameHeader& header, cons
 // Factors that are unused here are passed on too: they tell the others to send the dense gradient as well.
 void GatherExchanges::PassOn(const std::shared_ptr<Arrival>& arrival) {
   if (has_failed_) return;
-  for (int peer : routes_->PassesOnTo(arrival->header.root)) {
+  for (int peer : PassesOnTo(arrival->header)) {
     const bool is_bulk =
         sender_->Send(peer, arrival->header, arrival->rows[0].data, [this, arrival] { --num_passing_on_; });
     if (is_bulk) ++num_passing_on_;
   }
+}
+
+std::vector<int> GatherExchanges::PassesOnTo(const FrameHeader& header) const {
+  return header.kind == FrameKind::kColumns ? std::vector<int>() : routes_->PassesOnTo(header.root);
 }
 
 std::string GatherExchanges::CheckArrivals(const State& state) const {
@@ -341,20 +361,23 @@ void GatherExchanges::FinishIfOver(const Key& key) {
   gathered.refused_by = refused_by;
   for (size_t part = 0; gathered.is_complete && part < own->factors.parts.size(); ++part) {
     std::vector<GatheredFactors::Rows>& rows = gathered.parts.emplace_back();
+    size_t sent_bytes = 0;
     for (int rank = 0; rank < routes_->workers(); ++rank) {
       if (rank == transport_->rank()) {
         const FactorPart& mine = own->factors.parts[part];
         const bool is_on_gpu = IsOnGpu(*own, part);
         rows.push_back({nullptr, static_cast<const char*>(mine.data), mine.bytes, 0, is_on_gpu});
-        own->statistics->short_factor_bytes += mine.sent_bytes();
+        sent_bytes += mine.sent_bytes();
       } else {
         const Arrival& arrival = *state.arrivals.at({rank, part});
         rows.insert(rows.end(), arrival.rows.begin(), arrival.rows.end());
-        own->statistics->short_factor_bytes += arrival.sent_bytes;
+        sent_bytes += arrival.sent_bytes;
         own->statistics->received_bytes += arrival.sent_bytes;
-        own->statistics->sent_bytes += arrival.sent_bytes * routes_->PassesOnTo(rank).size();
+        own->statistics->sent_bytes += arrival.sent_bytes * PassesOnTo(arrival.header).size();
       }
     }
+    if (own->factors.since) continue;  // no factors
+    own->statistics->short_factor_bytes += sent_bytes;
     for (const GatheredFactors::Rows& each : rows) own->statistics->factor_bytes += each.bytes;
   }
   if (gathered.is_complete) {
@@ -362,9 +385,12 @@ void GatherExchanges::FinishIfOver(const Key& key) {
     Site& site = sites_[key.first];
     ++site.step;
     site.form = 0;
-    own->statistics->count += 1;
-    own->statistics->nanoseconds +=
-        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - own->start).count();
+    if (!own->factors.is_first_half) {
+      own->statistics->count += 1;
+      own->statistics->nanoseconds +=
+          std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - own->factors.since.value_or(own->start))
+              .count();
+    }
   }
   own->done("", std::move(gathered));
 }

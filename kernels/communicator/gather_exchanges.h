@@ -1,11 +1,15 @@
 // Exchanges that give every rank what all ranks have: the factors of a gradient, or the rows of PoseidonAllGather,
-// which travel as factors of a single part.
+// which travel as factors of a single part. Of a part that is divided, each rank gets only its own columns.
 //
 // H. Zhang et al., USENIX ATC 2017, section 3.2: the gradient of a dense layer is U^T V, so workers
 // may send each other U [K, M] and V [K, N] instead of the M x N matrix. Here the factors of all
 // ranks are kept in rank order, and K may differ from rank to rank. Ranks of one node get the factors of
 // another node's from one of them, see routes.h. Those of each other they get from GPU to GPU where they can, in pieces
 // of whole rows, see gpu_links.h; everything else goes through the host, and so do rows that are longer than a piece.
+//
+// Half factors: of the wider factor, each rank gives each server the server's columns, straight from rank to rank. The
+// server makes those columns of the gradient, and a second exchange of the same site gives them to all ranks. It
+// follows only where the first was complete, which it was on all ranks or on none. They count as one.
 //
 // Ranks can have different graphs: one may not have been rewritten, or use the factors in another way. All ranks
 // follow one rule, so that they exchange a site alike in every step. A site is *tried* as factors or not, which all
@@ -46,11 +50,19 @@ namespace poseidon {
 struct FactorPart {
   const void* data;
   size_t bytes;
-  size_t row_bytes;  // the same on all ranks
+  size_t row_bytes;  // the same on all ranks; of a divided part, what all ranks expect this one to have
   size_t element_bytes = 0;
   WithoutZeros without_zeros = {};
   PinnedMemory fetched = {};  // `data` in the host's memory, if that is on a GPU and somebody gets it from there
   bool is_on_host = false;    // though other parts are on a GPU
+
+  // Of a divided part, what each rank gets, by rank; what precedes is then what this rank keeps.
+  struct Columns {
+    const void* data;
+    size_t bytes;
+    size_t row_bytes;  // of that rank's columns
+  };
+  std::vector<Columns> columns = {};
 
   const void* sent_data() const {
     return without_zeros ? without_zeros.data.get() : fetched ? fetched.get() : static_cast<const char*>(data);
@@ -67,8 +79,10 @@ struct Factors {
   const char* row = "calls";  // same as in Exchange
   bool is_blocking = false;
   bool is_of_step = true;
-  int priority = 0;                     // same as in Exchange
-  std::shared_ptr<OnDevice> on_device;  // the same; nothing comes back to it
+  bool is_first_half = false;              // a second one completes it, and is counted and shown for both
+  std::optional<Clock::time_point> since;  // of a second half: when the first was submitted
+  int priority = 0;                        // same as in Exchange
+  std::shared_ptr<OnDevice> on_device;     // the same; nothing comes back to it
 };
 
 // What it gets.
@@ -195,6 +209,9 @@ class GatherExchanges {
   void SendPart(const Key& key, const std::shared_ptr<Own>& own, size_t part);
   FrameHeader HeaderOf(const Key& key, const Own& own, size_t part) const;
   void Send(const Key& key, const std::shared_ptr<Own>& own, size_t part, const std::vector<int>& peers);
+  void SendColumns(const Key& key, const std::shared_ptr<Own>& own, size_t part);
+  void SendOne(const Key& key, const std::shared_ptr<Own>& own, int peer, const FrameHeader& header, const void* data);
+  std::vector<int> PassesOnTo(const FrameHeader& header) const;
   void FetchAndSend(const Key& key, const std::shared_ptr<Own>& own, size_t part, const std::vector<int>& peers);
   void SendByLink(const Key& key, const std::shared_ptr<Own>& own, size_t part, const std::vector<int>& peers);
   void HasLeft(const Key& key, const std::shared_ptr<Own>& own);

@@ -104,18 +104,19 @@ void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point
 void Protocol::StartReadyFactors(Factors factors, FactorsDone done, Clock::time_point submitted, Staging* staging) {
   const uint64_t hash = Hash(factors.site), form = Hash(factors.form);
   SiteStatistics& statistics = statistics_->Of(factors.site);
-  // If it has to travel dense, that is the same step.
-  statistics_->Submitted(~hash, submitted, factors.is_of_step);
+  // If it has to travel dense, that is the same step; so is the second half.
+  statistics_->Submitted(~hash ^ factors.since.has_value(), submitted, factors.is_of_step);
   sender_.SetPriority(hash, factors.priority);
   dense_.NameSite(hash, factors.site);
   size_t bytes = 0;
   for (const FactorPart& part : factors.parts) bytes += part.bytes;
-  auto completed = [this, done = std::move(done), site = factors.site, row = factors.row, submitted, bytes,
-                    is_blocking = factors.is_blocking](const std::string& error, GatheredFactors gathered) {
+  auto completed = [this, done = std::move(done), site = factors.site, row = factors.row,
+                    begin = factors.since.value_or(submitted), bytes, is_blocking = factors.is_blocking,
+                    is_first_half = factors.is_first_half](const std::string& error, GatheredFactors gathered) {
     const auto now = Clock::now();
     statistics_->Completed(now);
     // Those that were refused travel dense, and that is the exchange.
-    if (gathered.is_complete) statistics_->events.Add(site, {row, submitted, now, bytes, is_blocking});
+    if (gathered.is_complete && !is_first_half) statistics_->events.Add(site, {row, begin, now, bytes, is_blocking});
     done(error, std::move(gathered));
   };
   FailIf(gathering_.Start(std::move(factors), completed, hash, form, statistics, submitted, staging));
@@ -162,6 +163,7 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
   if (!wrong.empty()) return FailIf(Malformed(peer, wrong));
   switch (header.kind) {
     case FrameKind::kFactors:
+    case FrameKind::kColumns:
     case FrameKind::kGpuFactors:
       return FailIf(gathering_.OnFactors(peer, header, payload));
     case FrameKind::kRefusal:

@@ -143,7 +143,7 @@ void Change(Frame* frame, std::mt19937* random) {
   const uint64_t number = kInteresting[(*random)() % std::size(kInteresting)];
   switch ((*random)() % 10) {
     case 0:
-      header->kind = static_cast<FrameKind>((*random)() % 16);
+      header->kind = static_cast<FrameKind>((*random)() % 17);
       break;
     case 1:
       header->traffic = static_cast<Traffic>((*random)() % 6);
