@@ -32,7 +32,7 @@ class Round:
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """The exchange of one tensor. One of `rounds`, `peer_bytes`, `root_bytes` and `ring_bytes` is set.
+    """The exchange of one tensor. One of `rounds`, `peer_bytes`, `root_bytes` and `ring_bytes` is set, or two.
 
     Attributes:
         message: What plans say about it, with what this step's work says about its need.
@@ -154,12 +154,20 @@ def _transfer(site, decision, work, machines, system, place):
     if traffic.kind == planning.SUM:
         up, down = traffic.both_ways if gpus == 1 else (dense, dense)
         return made | {"rounds": place.pairs(down, up)}
-    return _to_all(traffic.num_bytes, machines) | {"rebuild": _rebuild(traffic, work, machines)}
+    made = _to_all(traffic.num_bytes, machines) | {"rebuild": _rebuild(traffic, work, machines)}
+    if traffic.kind == planning.DIVIDE:
+        divided, joined = gpus * traffic.divided_bytes, traffic.joined_bytes
+        made["rounds"] = place.evenly(divided, joined)
+        made["up_seconds"] += divided / copy
+        made["down_seconds"] += (gpus - 1) * joined / local + joined / copy
+    return made
 
 
 def _rebuild(traffic, work, machines):
-    """Returns the seconds in which an accelerator processes what every other one gave."""
-    return traffic.operations * (machines.nodes * machines.gpus_per_node - 1) * work.rebuild_seconds_per_operation
+    """Returns the seconds in which an accelerator processes what others gave, beyond what it saves of its own work."""
+    servers = (machines.servers or machines.nodes) * machines.gpus_per_node
+    operations = traffic.rebuild_operations(machines.nodes * machines.gpus_per_node, servers)
+    return operations * work.rebuild_seconds_per_operation
 
 
 def _other_transfer(exchange, machines):
@@ -205,6 +213,10 @@ class _Placement:
         count = cut(num_bytes, self._kv_pair_bytes, self._servers)
         return tuple(Round(self._take(min(self._servers, count - i)), sent_bytes / count, num_bytes / count)
                      for i in range(0, count, self._servers))
+
+    def evenly(self, up, down):
+        """Returns the `Round`s of a tensor of which each server gets as much, and gives as much of another to all."""
+        return (Round(tuple(range(self._servers)), up / self._servers, down / self._servers),)
 
     def _take(self, count):
         first, self._next = self._next, (self._next + count) % self._servers

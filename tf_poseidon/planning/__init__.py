@@ -14,6 +14,7 @@ from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import BROADCAST
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.cost import dense_bytes
+from tf_poseidon.planning.cost import DIVIDE
 from tf_poseidon.planning.cost import GATHER
 from tf_poseidon.planning.cost import linked_dense_bytes
 from tf_poseidon.planning.cost import SCATTER
@@ -23,6 +24,7 @@ from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.memory import Memory
 from tf_poseidon.planning.plan import Plan
+from tf_poseidon.planning.schemes import HFB
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.schemes import SFB
@@ -33,6 +35,7 @@ from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
-__all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "Memory", "POLICIES", "PS",
-           "Plan", "Planner", "SCATTER", "SCHEMES", "SFB", "SHARDS", "SPARSE", "SUM", "Site", "Slices", "WholeOp",
-           "dense_bytes", "describe", "least_saving", "linked_dense_bytes", "make_plan", "unmatched_pins"]
+__all__ = ["BROADCAST", "Cluster", "Cost", "DIVIDE", "Decision", "Exchange", "Factors", "GATHER", "HFB", "Memory",
+           "POLICIES", "PS", "Plan", "Planner", "SCATTER", "SCHEMES", "SFB", "SHARDS", "SPARSE", "SUM", "Site",
+           "Slices", "WholeOp", "dense_bytes", "describe", "least_saving", "linked_dense_bytes", "make_plan",
+           "unmatched_pins"]

@@ -43,9 +43,11 @@ class Cost:
         return self.latency + self.transfer + self.rebuild
 
 
-# Servers sum a tensor, and all ranks get the sum; all ranks get every rank's tensor; all ranks get rank 0's tensor;
+# Servers sum a tensor, and all ranks get the sum; all ranks get every rank's tensor; all ranks get rank 0's tensor; all
+# ranks get every rank's tensor, servers get parts of another one, and all ranks get what each server makes of both;
 # servers keep their shards of a sum; servers give all ranks their shards of a tensor.
-SUM, GATHER, BROADCAST, SCATTER, SHARDS = "sum", "gather", "broadcast", "scatter", "shards"
+SUM, GATHER, BROADCAST, DIVIDE = "sum", "gather", "broadcast", "divide"
+SCATTER, SHARDS = "scatter", "shards"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +55,14 @@ class Traffic:
     """What ranks exchange for one site, independent of the cluster.
 
     Attributes:
-        kind: SUM, GATHER, BROADCAST, SCATTER or SHARDS.
+        kind: SUM, GATHER, BROADCAST, DIVIDE, SCATTER or SHARDS.
         num_bytes: Bytes of one rank's contribution; of a sum, of the result; of shards, of the whole tensor.
         sent_bytes: Of a sum: bytes of one rank's contribution, if these are not `num_bytes`. What the ranks of a node
             add up leaves it as `num_bytes`.
-        operations: Additions and multiplications by which a rank processes the contribution of each other rank.
+        divided_bytes: Of DIVIDE: bytes of one rank's tensor that is divided among servers.
+        joined_bytes: Of DIVIDE: bytes of what all servers together make of it.
+        operations: Additions and multiplications by which the contribution of a rank is processed: on each other rank,
+            or if it is divided, on all servers together, which spares that rank its own.
         can_wait: Whether the message can wait for others, to travel as one with them.
         takes_links: Whether it travels between the GPUs of a node where these are linked, and not through the host.
     """
@@ -68,11 +73,19 @@ class Traffic:
     can_wait: bool = True
     sent_bytes: float | None = None
     takes_links: bool = False
+    divided_bytes: float = 0.0
+    joined_bytes: float = 0.0
 
     @property
     def both_ways(self) -> tuple[float, float]:
         """Bytes of a sum (from a rank to its servers, from these to a rank)."""
         return (self.num_bytes if self.sent_bytes is None else self.sent_bytes), self.num_bytes
+
+    def rebuild_operations(self, workers: int, servers: int) -> float:
+        """Returns the additions and multiplications of a rank that one process alone would not need."""
+        if self.kind == DIVIDE:
+            return self.operations * (workers / servers - 1)
+        return self.operations * (workers - 1)
 
     def cost(self, cluster: Cluster) -> Cost:
         """Returns the `Cost` in a step."""
@@ -89,6 +102,9 @@ class Traffic:
             between_gpus = linked_dense_bytes(sum(self.both_ways) / 2, cluster)
         else:
             num_bytes = gathered_bytes(self.num_bytes, cluster)
+            if self.kind == DIVIDE:  # parts go from rank to rank, and what is made of them once to a node
+                up, down = self.divided_bytes * cluster.ranks_per_node, self.joined_bytes
+                num_bytes, seconds = num_bytes + dense_bytes((up + down) / 2, cluster), 2 * seconds
             between_gpus = factor_broadcasting(self.num_bytes, cluster.gpus_per_node)
         # Half of the bytes in each direction.
         transfer = cluster.send_seconds(num_bytes / 2)
@@ -96,7 +112,7 @@ class Traffic:
             linked = cluster.gpu_link_seconds(between_gpus / 2)
             transfer = linked if cluster.are_all_linked else max(transfer, linked)
         return Cost(num_bytes, latency=seconds, transfer=transfer,
-                    rebuild=cluster.compute_seconds(self.operations * (cluster.workers - 1)))
+                    rebuild=cluster.compute_seconds(self.rebuild_operations(cluster.workers, cluster.servers)))
 
 
 def parameter_server(num_bytes: float, p1: int, p2: int) -> float:

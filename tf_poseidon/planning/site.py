@@ -34,6 +34,16 @@ class Factors:
         return self.k
 
     @property
+    def narrow(self) -> int:
+        """Columns of the narrow factor."""
+        return min(self.m, self.n)
+
+    @property
+    def wide(self) -> int:
+        """Columns of the other one."""
+        return max(self.m, self.n)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of one worker's factors, as they travel."""
         return round(self.rows * (self.m + self.n) * self.itemsize * self.sent_share) + self.extra_bytes

@@ -24,6 +24,7 @@ from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
+from tf_poseidon.planning.schemes import HFB
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.site import Site
 
@@ -36,7 +37,7 @@ class Message(typing.NamedTuple):
         operations, needed, depth, is_waited_for: Same as in `Site`.
         is_urgent: Whether it overtakes gradients between steps that overlap.
         piece: Seconds of transfer that nothing interrupts.
-        ways: 2 if servers send back what they sum, else 1.
+        ways: 2 if servers send back what they sum or rebuild, else 1.
         name: Name of its site.
     """
 
@@ -105,7 +106,7 @@ def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: It
     piece = (cluster.gpu_link_seconds(_LINKED_PIECE_BYTES) if cluster.are_all_linked else
              cluster.send_seconds(PIECE_BYTES * (cluster.nodes - 1))) or math.inf
     of_sites = [Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for, site.is_waited_for,
-                        piece, 2 if decision.scheme == PS else 1, site.name)
+                        piece, 2 if decision.scheme in (PS, HFB) else 1, site.name)
                 for decision, site in zip(decisions, sites, strict=True)
                 if decision.cost is not None and not decision.leader]
     return of_sites + [Message(cost, exchange.operations, None, exchange.depth, exchange.is_waited_for, True, piece,

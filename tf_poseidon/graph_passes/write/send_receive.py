@@ -10,6 +10,12 @@ and under "sfb"
                      | complete?               ^
     gradient -----> Switch -> Send -> Recv ----+
 
+and under "hfb" the same, but the outer product gives a rank's columns alone, or if U is the wider factor, its rows;
+
+    outer product -> JoinColumns -> Merge
+
+gives all ranks all of them. Verify mode has all ranks get the wider factor whole, too.
+
 A gradient that the graph casts to float from half or bfloat16 is sent as it was before: a rank's part travels in
 two bytes, and the sum, in float, in four. Ranks need not agree on this, since every part says its type.
 
@@ -17,12 +23,13 @@ Slices that stay slices keep their marker, which already is that exchange. Under
 
     slices -> dense -> Send -> Recv -> as slices, with all indices
 
-The lower branch of "sfb" runs if some rank could not send factors; all ranks come to the same result. Until then, this
-rank's own dense gradient is not computed, since only that branch needs it.
+The lower branch of "sfb" and "hfb" runs if some rank could not send factors; all ranks come to the same result. Until
+then, this rank's own dense gradient is not computed, since only that branch needs it.
 
 Send, Recv and the ops of slices are on the device of the gradient if they have kernels for it, which copy in pieces
 while others travel. Else they are on the host, and TensorFlow copies what is sent to it, and what is received back:
-under "ps" the gradient and the sum, under "sfb" this rank's U and V, and those of all ranks; slices likewise.
+under "ps" the gradient and the sum, under "sfb" this rank's U and V, and those of all ranks; slices likewise. Half
+factors always are on the host, and a gradient that was joined is copied from it.
 
 Tests: tests/graphs/test_passes.py, tests/training/test_rewritten.py.
 """
@@ -79,27 +86,37 @@ class SendReceive(site_writer.SiteWriter):
         digest = self.planned.training.digest
         assert digest is not None
         form = site_writer.form_of(match, self.planned.riders.get(self.marker.site, ()), digest)
+        shapes: list[graph_lib.Shape | None] = [(None, c) for c in columns]
+        options, factors = self._grouped, [0, 1]
         least_saving = planning.least_saving(self.planned.plan.cluster)
-        shorter = {"least_saving": least_saving} if least_saving < 1 else {}
+        if self._is_half:
+            wide = 0 if columns[0] >= columns[1] else 1
+            form, shapes[wide] = f"divides {wide}; {form}", (None, None)
+            options |= {"divided": wide}
+            if self._verifier is not None:
+                factors[wide] = len(parts)
+                parts, types, shapes = [*parts, parts[wide]], [*types, types[wide]], [*shapes, (None, columns[wide])]
+        elif least_saving < 1:
+            options |= {"least_saving": least_saving}
         with self.writer.placed(self._where_gathered(types[0])):
-            ticket = self._send("send", parts, types, planning.SFB, form, **self._grouped, **shorter)
-            recv = self._receive("recv", ticket, types, [(None, c) for c in columns])
+            ticket = self._send("send", parts, types, self.decision.scheme, form, **options)
+            recv = self._receive("recv", ticket, types, shapes)
         is_complete = f"{recv}:{len(parts)}"
         self._switch_on(is_complete)
         gathered = [self._if_complete(f"gathered{i}", f"{recv}:{i}", is_complete, t)
                     for i, t in enumerate(types)]
         with self.writer.placed(self._where_rebuilt(types[0])):
             masks = self._masks(match)
-            total = self._after_controls(self._rebuild(match, masks, gathered, types[0]), match)
-            self._merge_with_dense(total, is_complete)
-        self._verify_by([f"{recv}:0", f"{recv}:1"], types[:2], masks)
+            total = self._rebuild(match, masks, gathered, types[0], ticket if self._is_half else "")
+            self._merge_with_dense(self._after_controls(total, match), is_complete)
+        self._verify_by([f"{recv}:{i}" for i in factors], types[:2], masks)
 
     def _bias(self, leader: str, match: Match) -> None:
         """Sums the rows of a factor that another site has received."""
         bias = self._bias_match
         index = 0 if bias.factor == "u" else 1
         dtype = self._on_wire(match.products[0].dtype)
-        is_complete = f"{leader}/recv:{2 + len(match.terms)}"
+        is_complete = f"{leader}/recv:{2 + len(match.terms) + (self._is_half and self._verifier is not None)}"
         self._verify_by([f"{leader}/recv:{index}"], [dtype])
         gathered = self._if_complete("gathered", f"{leader}/recv:{index}", is_complete, dtype)
         with self.writer.placed(self._where_rows_are_summed(dtype)):
@@ -123,6 +140,11 @@ class SendReceive(site_writer.SiteWriter):
         return names
 
     @property
+    def _is_half(self) -> bool:
+        """Whether the factors are half factors."""
+        return self.decision.scheme == planning.HFB
+
+    @property
     def _prioritised(self) -> dict[str, Any]:
         """The attribute with the priority of the exchange, if it has one."""
         priority = self.planned.training.priorities.get(self.marker.site)
@@ -142,6 +164,8 @@ class SendReceive(site_writer.SiteWriter):
 
     def _where_gathered(self, dtype: int) -> str:
         """Returns the device where factors of `dtype` are exchanged."""
+        if self._is_half:
+            return self._host
         return self._where_exchanged("PoseidonSend", self._where_rebuilt(dtype))
 
     def _where_rows_are_summed(self, dtype: int) -> str:

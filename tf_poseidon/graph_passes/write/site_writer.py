@@ -172,7 +172,8 @@ class SiteWriter:
     def _masks(self, match: Match) -> list[str]:
         return [self._same_shape(f"mask{i}", mask) for i, mask in enumerate(match.masks)]
 
-    def _rebuild(self, match: Match, masks: Sequence[str], gathered: Sequence[str], dtype: int) -> str:
+    def _rebuild(self, match: Match, masks: Sequence[str], gathered: Sequence[str], dtype: int,
+                 ticket: str = "") -> str:
         """Returns the gradient, rebuilt from what all ranks have sent.
 
         Args:
@@ -180,11 +181,17 @@ class SiteWriter:
             masks: Its masks, from `_masks`.
             gathered: The tensors of `_parts`, with the rows of all ranks.
             dtype: The type of the first two.
+            ticket: Of half factors: what was sent; then this rank makes its columns of the product, and joins all.
         """
         first = match.products[0]
         out_type = self._made_of(dtype)
         total = self.writer.add("product", "SufficientFactorOuterProduct", gathered[:2], T=dtype,
                                 Tout=out_type)
+        if ticket:
+            part, out_type = self._cast("wire_part", total, out_type, wire := self._on_wire(out_type)), wire
+            with self.writer.placed(self._host):
+                total = self.writer.add("joined", "PoseidonJoinColumns", [ticket, part], T=out_type,
+                                        shape=(first.u.columns, first.v.columns), site=self.marker.site)
         total = self._as_gradient(total, out_type, (first.u.columns, first.v.columns))
         for i, mask in enumerate(masks):
             total = self.writer.add(f"masked{i}", "Mul", [total, mask], T=self.marker.dtype)

@@ -32,6 +32,7 @@ from tf_poseidon.graph_passes.write.tensorflow_ops import TensorFlowOps
 WRITERS: dict[tuple[type[SiteWriter], str], Callable[[Any], None]] = {
     (SendReceive, "ps"): SendReceive.summed,
     (SendReceive, "sfb"): SendReceive.factors,
+    (SendReceive, "hfb"): SendReceive.factors,
     (SendReceive, "sparse"): SendReceive.slices,
     (Collectives, "ps"): Collectives.summed,
     (Collectives, "sfb"): Collectives.factors,

@@ -24,6 +24,7 @@ from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.plan import Plan
+from tf_poseidon.planning.schemes import HFB
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.schemes import SFB
@@ -85,7 +86,7 @@ def _sparse(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
 def _auto(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
     """Compares seconds, including rebuilding; among equals, prefers the scheme with the least work for servers."""
     del site, cluster
-    scheme = min(costs, key=lambda name: (costs[name].seconds, name == PS))
+    scheme = min(costs, key=lambda name: (costs[name].seconds, name in (PS, HFB), name == HFB))
     texts = []
     for name, cost in costs.items():
         rebuild = f", of which {_ms(cost.rebuild)} ms to rebuild it" if cost.rebuild else ""

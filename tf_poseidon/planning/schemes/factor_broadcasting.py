@@ -88,7 +88,7 @@ class FactorBroadcasting(Scheme):
             return ", without factors"
         return f", factors with {site.factors.m} and {site.factors.n} columns"
 
-    def follow(self, site: Site, leader: Site) -> tuple[Carried, str]:
+    def follow(self, site: Site, leader: Site) -> tuple[Carried, str] | None:
         return Rider(leader.name), f"the sum of the rows of a factor of '{leader.name}'"
 
     def can_follow(self, site: Site, carried: Carried, leader: Site | None) -> bool:
