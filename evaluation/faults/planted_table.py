@@ -104,7 +104,9 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
     ),
     "planner": (
         Planted("each rank rebuilds its own contribution, too", f"{_PLANNING}/cost.py",
-                "self.operations * (cluster.workers - 1)", "self.operations * cluster.workers"),
+                "return self.operations * (workers - 1)", "return self.operations * workers"),
+        Planted("what is rebuilt once is rebuilt by each server", f"{_PLANNING}/cost.py",
+                "self.operations * (workers / servers - 1)", "self.operations * (workers - 1)"),
         Planted("a server sends to itself", f"{_PLANNING}/cost.py",
                 "return 2 * num_bytes * (p1 + p2 - 2) / p2", "return 2 * num_bytes * (p1 + p2 - 1) / p2"),
         Planted("of equals, the paper's policy takes the parameter server", f"{_PLANNING}/choice/policies.py",

@@ -36,7 +36,7 @@ def test_auto_chooses_among_any_number(registered):
     assert (decision.scheme, decision.runner_up) == ("gathered", "ps")
     assert decision.reason == "0.1 ms dense, 0.0501 ms gathered"
     for workers, runner_up in ((2, "gathered"), (4, "ps")):
-        decision, = plan(dense_site(400, 400, 1), "auto", workers=workers).decisions
+        decision, = plan(dense_site(400, 400, 1), "auto", schemes=("ps", "sfb", "gathered"), workers=workers).decisions
         assert (decision.scheme, decision.runner_up) == ("sfb", runner_up)
         assert all(manner in decision.reason for manner in ("dense", "as factors", "gathered"))
 
