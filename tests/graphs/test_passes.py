@@ -26,6 +26,7 @@ GOLDEN = pathlib.Path(__file__).with_name("golden")
 BUILDERS = {builder.__name__: builder
             for builder in (*tiny_graphs.RECOGNISED, *tiny_graphs.REFUSED, *tiny_graphs.SLICES)}
 NAMES = list(BUILDERS)
+HALVES = ("bias", "bias_of_transposed_layer", "regularized", "verified")  # also written as half factors
 
 
 def graph_def_of(name):
@@ -33,18 +34,20 @@ def graph_def_of(name):
 
 
 def rewrite(graph_def, policy="sfb", add_shapes=None):
+    """By a policy, or wherever possible by a scheme that no policy always takes."""
     cluster = planning.Cluster(2, bandwidth_gbps=10, latency_us=50, gflops=100)
-    outcome = session.RewriteSession(planning.Planner(cluster, policy)).rewrite(graph_def, add_shapes=add_shapes)
+    how = dict(policy=policy) if policy in planning.POLICIES else dict(policy="ps", pins=(("*", policy),))
+    outcome = session.RewriteSession(planning.Planner(cluster, **how)).rewrite(graph_def, add_shapes=add_shapes)
     if outcome.cause is not None:
         raise outcome.cause
     return outcome
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_golden(name, request):
+@pytest.mark.parametrize("name, policy", [*((name, "sfb") for name in NAMES), *((name, "hfb") for name in HALVES)])
+def test_golden(name, policy, request):
     before = graph_def_of(name)
     given = before.SerializeToString(deterministic=True)
-    result = rewrite(before)
+    result = rewrite(before, policy)
     assert before.SerializeToString(deterministic=True) == given  # reading a missing attribute would add it
     known = {node.name: node for node in before.node}
     changed = [node for node in result.graph_def.node if known.get(node.name) != node]
@@ -53,7 +56,7 @@ def test_golden(name, request):
         str(dataclasses.replace(result.plan, operations=None)), "",  # without the arguments that the step may take
         "before:", graph_lib.to_text(before), "",
         "new or changed:", graph_lib.to_text(graph_lib.with_nodes(before, changed)), ""])
-    golden = GOLDEN / f"{name}.txt"
+    golden = GOLDEN / (f"{name}.txt" if policy == "sfb" else f"{name}.{policy}.txt")
     if request.config.getoption("--update-golden"):
         golden.write_text(text)
     assert text == golden.read_text()
@@ -129,7 +132,7 @@ RUNNABLE = [name for name in NAMES if BUILDERS[name] not in tiny_graphs.SLICES a
     "integers", "times_variable_of_nobody", "times_random", "doubled_again_and_again")]
 
 
-@pytest.mark.parametrize("policy", ["ps", "sfb"])
+@pytest.mark.parametrize("policy", ["ps", "sfb", "hfb"])
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_same_values(name, policy, alone):
     before = graph_def_of(name)

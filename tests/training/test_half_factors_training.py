@@ -15,9 +15,13 @@ def run(path, ranks, scheme, how):
                                                                       .read_text())) for rank in range(ranks)]
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("ps"), 2, "ps", "rewritten")[0][0]
+
+
 @pytest.mark.parametrize("ranks, how", [(2, "rewritten"), (3, "rewritten"), (2, "verified"), (2, "not_on_rank_1")])
-def test_weights_are_those_of_the_parameter_server(tmp_path, ranks, how):
-    (expected, _), *_ = run(tmp_path, ranks, "ps", "rewritten")
+def test_weights_are_those_of_the_parameter_server(tmp_path, ranks, how, expected):
     found = run(tmp_path, ranks, "hfb", how)
     for weights, report in found:
         for weight, of_servers in zip(weights, expected, strict=True):

@@ -116,7 +116,8 @@ class SendReceive(site_writer.SiteWriter):
         bias = self._bias_match
         index = 0 if bias.factor == "u" else 1
         dtype = self._on_wire(match.products[0].dtype)
-        is_complete = f"{leader}/recv:{2 + len(match.terms) + (self._is_half and self._verifier is not None)}"
+        has_whole = self._is_half and self.decision.leader in self.planned.verifiers
+        is_complete = f"{leader}/recv:{2 + len(match.terms) + has_whole}"
         self._verify_by([f"{leader}/recv:{index}"], [dtype])
         gathered = self._if_complete("gathered", f"{leader}/recv:{index}", is_complete, dtype)
         with self.writer.placed(self._where_rows_are_summed(dtype)):
