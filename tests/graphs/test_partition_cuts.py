@@ -7,7 +7,7 @@ import partitioning
 import pytest
 import tensorflow as tf
 
-from tf_poseidon.graph_passes.partition.propagate import minimum_cut
+from tf_poseidon.base import minimum_cut
 
 _FEATURES = 12
 _BATCHES = (7, 1, 12)

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tf_poseidon.job import agreement
-from tf_poseidon.one_process import flat_graphs
-from tf_poseidon.one_process import graph_texts
+from tf_poseidon.one_process.graphs import flat_graphs
+from tf_poseidon.one_process.graphs import graph_texts
 
 VARIABLE = tf.Variable([1., 2.])
 SPEC = tf.TensorSpec([None, 2])

@@ -34,7 +34,7 @@ def test_unknown_attribute():
 
 def test_folders_have_few_files():
     numbers = collections.Counter(path.parent for path in PACKAGE.rglob("*.py"))
-    most = {PACKAGE / "graph_passes/partition/rules": 15}  # one per family of ops
+    most = {PACKAGE / "graph_passes/partition/rules": 16}  # one per family of ops
     assert not {folder: number for folder, number in numbers.items() if number > most.get(folder, 12)}
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_poseidon.graph_passes.partition import results as results_lib
-from tf_poseidon.job import held_variables
-from tf_poseidon.one_process import flat_graphs
-from tf_poseidon.one_process import graph_texts
-from tf_poseidon.one_process.flat_graphs import full_name
+from tf_poseidon.job.job_variables import held_variables
+from tf_poseidon.one_process.graphs import flat_graphs
+from tf_poseidon.one_process.graphs import graph_texts
+from tf_poseidon.one_process.graphs.flat_graphs import full_name
 
 
 class LateResults:

@@ -25,8 +25,8 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.job.verify import Verifier
-from tf_poseidon.one_process import flat_graphs
-from tf_poseidon.one_process.flat_graphs import full_name
+from tf_poseidon.one_process.graphs import flat_graphs
+from tf_poseidon.one_process.graphs.flat_graphs import full_name
 from tf_poseidon.one_process.partitioning import Interface
 from tf_poseidon.one_process.partitioning import Partition
 

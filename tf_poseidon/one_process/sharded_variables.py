@@ -2,7 +2,7 @@
 
 In a function of one process such a variable is whole, as any other; the partitioner lets the update run on shards where
 it can. Which it is, is decided by the first partitioned function that updates it; no rank has memory for the whole of
-it before. Outside of steps, reading it gathers the shards, which all ranks do together (job/shard_service.py).
+it before. Outside of steps, reading it gathers the shards, which all ranks do together (`shard_service.py`).
 
 Tests: tests/training/test_sharded_update.py.
 """
@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
-from tf_poseidon.job import shard_service
+from tf_poseidon.job.job_variables import shard_service
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.one_process import context
 

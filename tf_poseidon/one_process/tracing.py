@@ -26,11 +26,11 @@ from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
-from tf_poseidon.one_process import flat_graphs
-from tf_poseidon.one_process import graph_texts
 from tf_poseidon.one_process import partitioning
 from tf_poseidon.one_process import sharded_variables
 from tf_poseidon.one_process import step_verifier
+from tf_poseidon.one_process.graphs import flat_graphs
+from tf_poseidon.one_process.graphs import graph_texts
 from tf_poseidon.one_process.job_functions import JobFunction
 from tf_poseidon.one_process.rank_graphs import RankGraphs
 from tf_poseidon.ops import library

@@ -103,6 +103,11 @@ class Cluster:
         return math.ceil(self.workers / self.ranks_per_node)
 
     @property
+    def of_workers(self) -> "Cluster":
+        """The same without dedicated servers, which own neither shards nor columns of factors."""
+        return dataclasses.replace(self, servers=self.servers - self.dedicated_servers, dedicated_servers=0)
+
+    @property
     def server_nodes(self) -> int:
         """Number of nodes of workers with servers, if servers are spread evenly."""
         return min(self.servers - self.dedicated_servers, self.nodes)

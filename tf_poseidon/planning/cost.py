@@ -89,6 +89,8 @@ class Traffic:
 
     def cost(self, cluster: Cluster) -> Cost:
         """Returns the `Cost` in a step."""
+        if self.kind in (DIVIDE, SCATTER, SHARDS):
+            cluster = cluster.of_workers
         seconds = cluster.latency_seconds if cluster.nodes > 1 else 0.0
         if self.kind == BROADCAST:  # of the node that sends most
             num_bytes = self.num_bytes * (cluster.nodes - 1)

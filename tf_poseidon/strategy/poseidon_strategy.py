@@ -25,14 +25,14 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.job import agreement
 from tf_poseidon.job import calibration
-from tf_poseidon.job import held_variables
-from tf_poseidon.job import new_variables
 from tf_poseidon.job import row_shares
 from tf_poseidon.job import runtime
-from tf_poseidon.job import shard_service
 from tf_poseidon.job import verify as verify_lib
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.communicator import STAGING_COUNTERS
+from tf_poseidon.job.job_variables import held_variables
+from tf_poseidon.job.job_variables import new_variables
+from tf_poseidon.job.job_variables import shard_service
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.loops import step as step_lib
 from tf_poseidon.stragglers import watch

@@ -22,8 +22,8 @@ from tf_poseidon.graph_passes.partition.propagate import row_inputs
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.states import GATHERED
-from tf_poseidon.one_process import flat_graphs
 from tf_poseidon.one_process import partitioning
+from tf_poseidon.one_process.graphs import flat_graphs
 from tf_poseidon.one_process.rank_graphs import RankGraphs
 from tf_poseidon.ops import library
 

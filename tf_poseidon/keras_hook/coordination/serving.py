@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from tf_poseidon.job.shard_service import ShardService
+from tf_poseidon.job.job_variables.shard_service import ShardService
 
 _SAVERS = tuple(getattr(keras.callbacks, name) for name in ("BackupAndRestore", "ModelCheckpoint", "OrbaxCheckpoint")
                 if hasattr(keras.callbacks, name))

@@ -1,6 +1,6 @@
 """Variables that optimizers have for each variable that they train: each rank holds the part that it updates.
 
-Accumulated gradients are not among them: they hold summands (job/held_variables.py).
+Accumulated gradients are not among them: they hold summands (job/job_variables/held_variables.py).
 
 Tests: tests/training/test_sharded_update.py.
 """

@@ -22,6 +22,7 @@ import math
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
+from tf_poseidon.base import minimum_cut
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import tensors
 from tf_poseidon.graph_passes.graph.tensors import canonical
@@ -30,7 +31,6 @@ from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.containers import tensor_lists as lists_lib
 from tf_poseidon.graph_passes.partition.propagate import loop_merges
-from tf_poseidon.graph_passes.partition.propagate import minimum_cut
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.propagate.propagation import Propagated
 from tf_poseidon.graph_passes.partition.rules import stores

@@ -22,7 +22,7 @@ _DONE = "done"
 _SITE = "shards/request"
 
 
-class ShardedVariable(typing.Protocol):
+class VariableOfShards(typing.Protocol):
     """A variable of which each rank holds a shard, as the others see it."""
 
     path: str
@@ -37,16 +37,16 @@ class ShardService:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._variables: list[weakref.ref[ShardedVariable]] = []
+        self._variables: list[weakref.ref[VariableOfShards]] = []
         self._is_alone = False
 
-    def add(self, variable: ShardedVariable) -> int:
+    def add(self, variable: VariableOfShards) -> int:
         """Adds a variable; returns its number, the same on all ranks."""
         self._variables.append(weakref.ref(variable))
         return len(self._variables) - 1
 
     @property
-    def variables(self) -> list[ShardedVariable]:
+    def variables(self) -> list[VariableOfShards]:
         """The variables, in the order in which they were added."""
         return [variable for reference in self._variables if (variable := reference()) is not None]
 

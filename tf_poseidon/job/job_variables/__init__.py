@@ -1,0 +1,1 @@
+"""Variables of a job that do not simply have the same value on all ranks."""

@@ -1,0 +1,1 @@
+"""Traced functions, as flat graphs and as texts."""
