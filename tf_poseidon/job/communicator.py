@@ -357,7 +357,7 @@ class Communicator:
             "events": [[row, site, begin, end, bytes of this rank's tensor or factors, whether the step
             did nothing else meanwhile, number of the step in an unrolled graph], …]}, with times in
             nanoseconds of this host's monotonic clock.
-            Rows are "ps", "sfb" and "sparse" for exchanges of gradients, "calls" for others,
+            Rows are "ps", "sfb", "hfb" and "sparse" for exchanges of gradients, "calls" for others,
             "rebuild" for rebuilding a gradient from the factors of other ranks, and of a GPU "down", "up" and "across"
             for copies to the host, from it, and what happens between GPUs; and "data" for waits for a batch.
         """

@@ -6,6 +6,9 @@ number of servers. All bytes are what one node, both worker and server, sends pl
 of one node combine their contributions before these leave the node: then P1 and P2 count nodes, and K is a
 node's rows.
 
+Half factors are not in that table: narrow factors go to all workers, columns of wide ones to servers, and parts of the
+gradient from these to all workers.
+
 Where the GPUs of a node are linked, its ranks combine over these links: a sum is added up by the node's ranks, each as
 the server of a part of it. With several nodes, links are a resource beside the network, and KV pairs pass through both
 one after the other, so the slower of the two determines the time. On one machine there are the links alone.

@@ -36,7 +36,7 @@ class InsertedExchange:
     Attributes:
         site: Its name.
         kind: Same as in `partition.report.ExchangedTensor`.
-        scheme: "ps", "sfb", "gather" or "broadcast".
+        scheme: "ps", "sfb", "hfb", "gather" or "broadcast".
         rides_on: The site from whose factors it is made, None if it sends something itself.
         ops: The number of ops inserted for it, by name of the op.
         is_fetched: Whether it happens only if a program fetches a tensor that the step does not need whole.
