@@ -77,7 +77,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
                 "reduced = {int(axis) for axis in axes.flatten()} if shape else set()"),
     ),
     "cuts": (
-        Planted("a flow takes no way back", f"{_PARTITION}/propagate/minimum_cut.py",
+        Planted("a flow takes no way back", "tf_poseidon/base/minimum_cut.py",
                 "                left[end][begin] += flow\n", ""),
         Planted("sums are taken in half precision where that is fewer bytes", f"{_PARTITION}/propagate/cuts.py",
                 "            if not self._is_undone(self._graph.node(tensor)):", "            if False:"),

@@ -93,7 +93,7 @@ REFUSALS = {
     "plan_and_policy": "A plan was given together with a policy or pins",
     "plan_of_others": "The plan is for 3 workers, 3 servers, but this job has 2 workers, 2 servers",
     "other_cluster": "The cluster has 3 workers and 3 servers, but this job has 2 and 2",
-    "no_pin": "The pin of '*' is 'fast', expected one of ps, sfb, sparse",
+    "no_pin": "The pin of '*' is 'fast', expected one of ps, sfb, hfb, sparse",
     "no_wire_dtype": "wire_dtype='float16', expected 'bfloat16' or None",
     "verify_what_is_rounded": "verify=5 compares gradients with their exact sums, but wire_dtype=",
     "other_options": "give every PoseidonStrategy of a process, and poseidon.calibrate before them, the",
