@@ -118,7 +118,8 @@ TEST(EachRankGetsItsColumnsOfAllRanksAndThenAllGetAll) {
       Options options;
       options.servers = each.servers;
       Job job(each.size, each.nodes, options, seed);
-      const auto ranges = DivideColumns(each.columns, each.size, WithServers(options, std::vector<int>(each.size)).servers);
+      const auto ranges =
+          DivideColumns(each.columns, each.size, WithServers(options, std::vector<int>(each.size)).servers);
       for (int step = 0; step < 3; ++step) {
         std::vector<HalfFactors> factors;
         std::string narrow, whole;
