@@ -78,6 +78,16 @@ def any_large(weights, slots, gradient):
         return weights.assign_sub(slot.read_value())
 
 
+def of_one_element(weights, slots, gradient):
+    """One element decides, whose rank may have no rows."""
+    slot, = slots
+    is_first = tf.constant(np.arange(np.prod(SHAPE)).reshape(SHAPE) == 0)
+    value = tf.where(is_first, tf.fill(SHAPE, tf.constant(1000.0, tf.float64)), slot.read_value())
+    added = tf.cast(tf.reduce_any(value > 500), tf.float64) + 2 * (1 - tf.cast(tf.reduce_all(value < 500), tf.float64))
+    with tf.control_dependencies([slot.assign_add(gradient + added)]):
+        return weights.assign_sub(slot.read_value())
+
+
 def also_whole(weights, slots, gradient):
     """The gradient is needed whole besides."""
     slot, = slots
@@ -96,7 +106,9 @@ def by_rows(weights, slots, gradient):
 UPDATES = {momentum: (1, ["scatter", "shards"]), nesterov: (1, ["scatter", "shards"]),
            decayed: (1, ["scatter", "shards"]), second_moment: (2, ["scatter", "shards"]),
            clipped: (1, ["scatter", "shards", "sum", "sum"]), guarded: (1, ["scatter", "shards", "sum"]),
-           any_large: (1, ["scatter", "shards", "sum"]), also_whole: (1, ["shards", "sum"]), by_rows: (1, ["sum"])}
+           any_large: (1, ["scatter", "shards", "sum"]),
+           of_one_element: (1, ["scatter", "shards", "sum", "sum"]), also_whole: (1, ["shards", "sum"]),
+           by_rows: (1, ["sum"])}
 
 
 def make(update):
