@@ -31,7 +31,7 @@ class Job:
         errors: Watches over this rank's errors.
         row_shares: How ranks share the rows of global batches.
         shards: The variables of which ranks hold shards.
-        shards_updates: Whether optimizers may hold shards; same as `shard_update` in `PoseidonStrategy`.
+        shard_update: Same as in `PoseidonStrategy`.
     """
 
     communicator: Communicator
@@ -43,7 +43,7 @@ class Job:
     errors: failures.ErrorWatch
     row_shares: RowShares
     shards: ShardService
-    shards_updates: bool
+    shard_update: bool
 
     @property
     def rank(self) -> int:

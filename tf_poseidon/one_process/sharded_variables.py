@@ -4,7 +4,7 @@ In a function of one process such a variable is whole, as any other; the partiti
 it can. Which it is, is decided by the first partitioned function that updates it; no rank has memory for the whole of
 it before. Outside of steps, reading it gathers the shards, which all ranks do together (`shard_service.py`).
 
-Tests: tests/training/test_sharded_update.py.
+Tests: tests/training/test_sharded_update.py, tests/training/test_saving.py.
 """
 
 from collections.abc import Callable
@@ -192,8 +192,6 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
 def shard_handle(variable: tf.Variable) -> tf.Tensor:
     """Returns the resource of a variable as that of one whose value has an unknown shape, as a shard has."""
-    if isinstance(variable, ShardedVariable) and hasattr(variable, "shard_handle"):
-        return variable.shard_handle
     with tf.init_scope():
         return tf_compat.of_unknown_shape(variable.handle, variable.dtype)
 

@@ -4,11 +4,9 @@ Usually every rank runs the same program, so all of them read a variable at the 
 there. Where rank 0 runs something alone, such as a callback that writes files, the others serve it meanwhile: it says
 which variable it reads or assigns, and they take part.
 
-Tests: tests/training/test_sharded_update.py.
+Tests: tests/training/test_saving.py, tests/unit/test_shard_service.py.
 """
 
-from collections.abc import Iterator
-import contextlib
 import typing
 import weakref
 
@@ -60,17 +58,8 @@ class ShardService:
         if self._is_alone:
             self._communicator.broadcast_text(_SITE, f"{what} {number}")
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """A context in which rank 0 uses variables alone, while each other rank is in `serve`."""
-        self.begin()
-        try:
-            yield
-        finally:
-            self.end()
-
     def begin(self) -> None:
-        """Begins what rank 0 does alone; nothing if there are no variables."""
+        """Begins what rank 0 does alone, while each other rank is in `serve`; nothing if there are no variables."""
         self._is_alone = bool(self._variables)
 
     def end(self) -> None:

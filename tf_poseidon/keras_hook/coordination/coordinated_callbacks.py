@@ -83,7 +83,7 @@ def coordinate(callbacks: Any, job: Job, method: str,
     sums = communicator.sum(f"callbacks of {method}", np.array(list(own_needs.values()), np.int64))
     needs = {name for name, total in zip(own_needs, sums) if total}
     writes: list[keras.callbacks.Callback] = [resuming.WriteBackup()] if resuming.has_backup(callbacks) else []
-    if job.shards_updates and "save" in needs:
+    if job.shard_update and "save" in needs:
         in_epochs = "write in epochs" in needs
         callbacks = serving.arranged(callbacks, job.shards, job.rank, in_epochs)
         writes += [serving.Around(job.shards.end, in_epochs)] if job.rank == 0 else []

@@ -3,7 +3,7 @@
 Where each rank holds shards of an optimizer's variables, they run one after the other behind all other callbacks, so
 that the others know when to serve rank 0.
 
-Tests: tests/training/test_sharded_update.py.
+Tests: tests/training/test_saving.py.
 """
 
 from collections.abc import Callable

@@ -34,7 +34,7 @@ def add_variable_from_reference(original: Callable[..., Any], optimizer: keras.o
     job = strategy.extended.job if is_ours(strategy) else None
     path = getattr(reference_variable, "path", None)
     reference: tuple[str, Any, Job] | None = None
-    if job is not None and job.shards_updates and path is not None and name != _ACCUMULATOR:
+    if job is not None and job.shard_update and path is not None and name != _ACCUMULATOR:
         reference = path, keras.initializers.get(initializer), job
     with holding(_reference, reference):
         return original(optimizer, reference_variable, name=name, initializer=initializer)
