@@ -100,6 +100,19 @@ class Partitioned:
                 if op.type == "AssignVariableOp" and op.name.endswith("/Assign")]
 
 
+def on_ranks(partitioned, size):
+    """Returns (a graph that has a partitioned graph for each rank, for each of its fetches the names on all ranks).
+
+    The names of rank 2 are below "rank2/".
+    """
+    communicator.use_ranks_for_ops(job(size))
+    with tf.Graph().as_default() as joined:
+        for rank in range(size):
+            tf.import_graph_def(_of_rank(partitioned.graph_def, rank), name=f"rank{rank}")
+    return joined, [[f"rank{rank}/{name}" + ("" if ":" in name else ":0") for rank in range(size)]
+                    for name in partitioned.fetches]
+
+
 def _of_rank(graph_def, rank):
     result = graph_pb2.GraphDef()
     result.CopyFrom(graph_def)

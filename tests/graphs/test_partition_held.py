@@ -10,7 +10,6 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition import results
-from tf_poseidon.job import communicator
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
 BATCHES = (7, 1, 0, 12, 2)
@@ -165,12 +164,7 @@ def test_variables_hold_summands(step_of):
                                           partition_lib.KnownVariables(summands=["total"]))
     assert len(partitioned.report.exchanges) == STEPS[step_of] + 1, partitioned.report  # one to read it
     for size in partitioning.RANKS:
-        communicator.use_ranks_for_ops(partitioning.job(size))
-        with tf.Graph().as_default() as joined:
-            for rank in range(size):
-                tf.import_graph_def(partitioning._of_rank(partitioned.graph_def, rank), name=f"rank{rank}")
-        of_ranks = [[f"rank{rank}/{name}" + ("" if ":" in name else ":0") for rank in range(size)]
-                    for name in partitioned.fetches]
+        joined, of_ranks = partitioning.on_ranks(partitioned, size)
         with tf.compat.v1.Session(graph=joined) as session:
             found = run(session, of_ranks, lambda feeds: {
                 f"rank{rank}/{name}": value for name, value in feeds.items() for rank in range(size)})

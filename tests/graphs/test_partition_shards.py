@@ -8,7 +8,6 @@ import tensorflow as tf
 from tf_poseidon import grappler
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
-from tf_poseidon.job import communicator
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
 BATCHES = (7, 1, 0, 12)
@@ -156,12 +155,7 @@ def test_updates_run_on_shards(update):
     assert partitioned.shards == held.keys()
     partitioned = partition_lib.partition(flat, names, grappler.add_shapes, partition_lib.KnownVariables(shards=held))
     for size in partitioning.RANKS:
-        communicator.use_ranks_for_ops(partitioning.job(size))
-        with tf.Graph().as_default() as joined:
-            for rank in range(size):
-                tf.import_graph_def(partitioning._of_rank(partitioned.graph_def, rank), name=f"rank{rank}")
-        of_ranks = [[f"rank{rank}/{name}" + ("" if ":" in name else ":0") for rank in range(size)]
-                    for name in partitioned.fetches]
+        joined, of_ranks = partitioning.on_ranks(partitioned, size)
         with tf.compat.v1.Session(graph=joined) as session:
             found = run(session, (of_ranks[0], of_ranks[1], of_ranks[2:]), lambda feeds: {
                 f"rank{rank}/{name}": value for name, value in feeds.items() for rank in range(size)})
