@@ -1,4 +1,6 @@
-"""Variables of which each rank holds a shard, on many ranks in this process against one process."""
+"""Variables of which each rank holds a shard, or one rank all, on many ranks in this process against one process."""
+
+import typing
 
 import numpy as np
 import partitioning
@@ -95,36 +97,147 @@ def also_whole(weights, slots, gradient):
 
 
 def by_rows(weights, slots, gradient):
-    """A mean over one dimension is no sum over a shard: the slot is whole."""
+    """A mean over one dimension is no sum over a shard."""
     slot, = slots
     with tf.control_dependencies([slot.assign_add(gradient * tf.reduce_mean(slot.read_value(), 0))]):
         return weights.assign_sub(slot.read_value())
 
 
-# By update: (the number of slots; the kinds of what is exchanged).
-UPDATES = {momentum: (1, ["scatter", "shards"]), nesterov: (1, ["scatter", "shards"]),
-           decayed: (1, ["scatter", "shards"]), second_moment: (2, ["scatter", "shards"]),
-           clipped: (1, ["scatter", "shards", "sum", "sum"]), guarded: (1, ["scatter", "shards", "sum"]),
-           any_large: (1, ["scatter", "shards", "sum"]),
-           of_one_element: (1, ["scatter", "shards", "sum", "sum"]), also_whole: (1, ["shards", "sum"]),
-           by_rows: (1, ["sum"])}
+def products(weights, slots, gradient):
+    """Matrix products, as those of Muon; the norm of the whole matrix is needed for nothing else."""
+    slot, = slots
+    with tf.control_dependencies([slot.assign(0.5 * slot.read_value() + gradient)]):
+        x = slot.read_value() / (tf.norm(slot.read_value()) + 1)
+        return weights.assign_sub(tf.matmul(x, tf.matmul(x, x, transpose_a=True)))
+
+
+def means(weights, slots, gradient):
+    """Means of rows and columns, as those of Adafactor, in slots of their own."""
+    slot, rows, columns = slots
+    squares = tf.square(gradient) + 1
+    with tf.control_dependencies([rows.assign(0.5 * rows + tf.reduce_mean(squares, 1)),
+                                  columns.assign(0.5 * columns + tf.reduce_mean(squares, 0))]):
+        ratio = rows.read_value() / tf.reduce_mean(rows.read_value())
+    with tf.control_dependencies([slot.assign(ratio[:, None] * columns.read_value()[None])]):
+        return weights.assign_sub(gradient / tf.sqrt(slot.read_value()))
+
+
+def norm_of_rows(weights, slots, gradient):
+    """A number that is computed of them trains a variable that is whole."""
+    slot, others = slots
+    with tf.control_dependencies([slot.assign_add(gradient)]):
+        largest = tf.reduce_max(tf.norm(slot.read_value(), axis=1))
+    with tf.control_dependencies([others.assign_add([largest])]):
+        return weights.assign_sub(slot.read_value() / (1 + others.read_value()))
+
+
+def of_both(weights, slots, gradient):
+    """Two variables with two owners, which need the norms of both gradients."""
+    updates, ratio = [], 1 + tf.sqrt(sum(tf.reduce_sum(tf.square(one)) for one in gradient))
+    for variable, slot, one in zip(weights, slots, gradient):
+        with tf.control_dependencies([slot.assign_add(one / ratio)]):
+            x = tf.cumsum(slot.read_value(), 1) - 2
+        updates.append(variable.assign_sub(tf.cast(x > 1, tf.float64)))
+    return tf.group(updates)
+
+
+def read_again(weights, slots, gradient):
+    """The weights are read again in the step, whole, and a slot is in two updates."""
+    slot, others = slots
+    with tf.control_dependencies([slot.assign_add(gradient * tf.reduce_mean(slot.read_value(), 0))]):
+        updated = weights.assign_sub(0.5 * tf.reverse(slot.read_value(), [0])).read_value()
+    with tf.control_dependencies([others.assign_add([tf.reduce_sum(updated)])]):
+        return slot.assign_sub(gradient)
+
+
+def guarded_products(weights, slots, gradient):
+    """In a branch, and in a loop."""
+    slot, = slots
+
+    def apply():
+        x, _ = tf.while_loop(lambda x, i: i < 3, lambda x, i: (tf.reverse(x, [0]) - 0.5 * x, i + 1),
+                             (slot.read_value() + gradient, 0))
+        with tf.control_dependencies([slot.assign(x / (1 + tf.norm(x)))]):
+            with tf.control_dependencies([weights.assign_add(tf.cumsum(slot.read_value()))]):
+                return tf.constant(1.0, tf.float64)
+
+    return tf.cond(tf.reduce_max(weights.read_value()) < 4.8, apply, lambda: tf.constant(0.0, tf.float64))
+
+
+def waited_for(weights, slots, gradient):
+    """What other ranks do not run, nothing waits for."""
+    slot, = slots
+    total = tf.reverse(slot.read_value() + gradient, [0])
+    with tf.control_dependencies([total]):
+        updated = weights.assign_add(total)
+    with tf.control_dependencies([updated]):
+        return slot.assign(total / (1 + tf.norm(total)))
+
+
+def in_python(weights, slots, gradient):
+    slot, = slots
+    total, = tf.compat.v1.py_func(lambda x: x[::-1].copy(), [slot.read_value() + gradient], [tf.float64])
+    total.set_shape(SHAPE)
+    with tf.control_dependencies([slot.assign(total / (1 + tf.norm(total)))]):
+        return weights.assign_add(slot.read_value())
+
+
+class Update(typing.NamedTuple):
+    """What is expected of an update.
+
+    Attributes:
+        slots: The number of slots that have the shape of their weights.
+        kinds: The kinds of what is exchanged.
+        owned: The kinds if ranks may own variables and do; None if they do not.
+        others: The shapes of other variables.
+        held: Whether slots are shards without owners.
+        trained: The number of trained variables.
+    """
+
+    slots: int
+    kinds: list[str]
+    owned: list[str] | None = None
+    others: tuple[tuple[int, ...], ...] = ()
+    held: bool = True
+    trained: int = 1
+
+
+SHARDS = ["scatter", "shards"]
+UPDATES = {
+    momentum: Update(1, SHARDS), nesterov: Update(1, SHARDS), decayed: Update(1, SHARDS),
+    second_moment: Update(2, SHARDS), clipped: Update(1, [*SHARDS, "sum", "sum"]), guarded: Update(1, [*SHARDS, "sum"]),
+    any_large: Update(1, [*SHARDS, "sum"]), of_one_element: Update(1, [*SHARDS, "sum", "sum"]),
+    also_whole: Update(1, ["shards", "sum"], SHARDS),
+    by_rows: Update(1, ["sum"], SHARDS, held=False), products: Update(1, ["sum"], SHARDS, held=False),
+    means: Update(1, ["shards", "sum"], SHARDS, (SHAPE[:1], SHAPE[1:])),
+    norm_of_rows: Update(1, ["sum"], ["scatter", "shards", "shards"], ((1,),), held=False),
+    of_both: Update(2, ["sum", "sum"], ["scatter"] * 2 + ["shards"] * 4, held=False, trained=2),
+    read_again: Update(1, ["sum"], SHARDS, ((1,),), held=False),
+    guarded_products: Update(1, ["sum"], SHARDS, held=False), waited_for: Update(1, ["sum"], held=False),
+    in_python: Update(1, ["sum"], held=False)}
 
 
 def make(update):
     """Returns (the graph in one process, the names to run: (initial value, step, weights and slots))."""
-    graph = tf.Graph()
+    graph, expected = tf.Graph(), UPDATES[update]
     with graph.as_default():
         x = tf.compat.v1.placeholder(tf.float64, (None, SHAPE[0]), name="x")
         rows, = partitioning.rows(x)
-        variables = [tf.Variable(tf.zeros(SHAPE, tf.float64), use_resource=True, name=name)
-                     for name in ("weights", "slot0", "slot1")[:1 + UPDATES[update][0]]]
-        initial, = _after([variable.assign(tf.reshape(tf.range(1.0, 1.0 + np.prod(SHAPE), dtype=tf.float64) % (i + 3),
-                                                      SHAPE)) for i, variable in enumerate(variables)], 1.0)
-        y = tf.matmul(rows, variables[0].read_value())
-        gradient = tf.matmul(rows, y, transpose_a=True) / 1024  # sums are exact
-        done, = _after([update(variables[0], variables[1:], gradient)], 1.0)
+        shapes = {**dict.fromkeys(["weights", "weights1"][:expected.trained], SHAPE),
+                  **{f"slot{i}": SHAPE for i in range(expected.slots)},
+                  **{f"other{i}": shape for i, shape in enumerate(expected.others)}}
+        variables = [tf.Variable(tf.zeros(shape, tf.float64), use_resource=True, name=name)
+                     for name, shape in shapes.items()]
+        initial, = _after([variable.assign(tf.reshape(tf.range(1.0, 1.0 + np.prod(shape), dtype=tf.float64) % (i + 3),
+                                                      shape))
+                           for i, (variable, shape) in enumerate(zip(variables, shapes.values()))], 1.0)
+        weights, slots = variables[:expected.trained], variables[expected.trained:]
+        gradients = [tf.matmul(rows, tf.matmul(rows, one.read_value()), transpose_a=True) / 1024  # sums are exact
+                     for one in weights]
+        done, = _after([update(weights, slots, gradients) if expected.trained > 1 else update(
+            weights[0], slots, gradients[0])], 1.0)
         read = _after([], *[variable.read_value() for variable in variables])
-    return graph, initial.name, done.name, [tensor.name for tensor in read]
+    return graph, initial.name, done.name, {name: tensor.name for name, tensor in zip(shapes, read)}
 
 
 def run(session, names, feeds_of):
@@ -142,25 +255,45 @@ def run(session, names, feeds_of):
 
 @pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.__name__)
 def test_updates_run_on_shards(update):
+    expected = UPDATES[update]
+    _check(update, expected.kinds, {f"slot{i}" for i in range(expected.slots)} if expected.held else set())
+
+
+OWNED = [update for update in UPDATES if UPDATES[update].owned or not UPDATES[update].held]
+
+
+@pytest.mark.parametrize("update", OWNED, ids=lambda update: update.__name__)
+def test_one_rank_owns_what_no_shard_can_update(update):
+    expected = UPDATES[update]
+    names = {f"slot{i}" for i in range(expected.slots)}
+    if update is means:  # what only this update reads and writes
+        names |= {"other0", "other1"}
+    _check(update, expected.owned or expected.kinds, names if expected.owned else set(), {0: 9, 1: 0, 2: 0})
+
+
+def _check(update, kinds, held, loads=None):
     graph, initial, done, read = make(update)
     with tf.compat.v1.Session(graph=graph) as session:
-        expected = run(session, (initial, done, read), lambda feeds: feeds)
-    names, num_slots, kinds = [initial, done, *read], *UPDATES[update]
-    slots = {f"slot{i}": "weights" for i in range(num_slots)}
+        expected = run(session, (initial, done, list(read.values())), lambda feeds: feeds)
+    names = [initial, done, *read.values()]
+    layouts = {name: "" if name.startswith("other") else "weights1" if UPDATES[update].trained > 1 and name == "slot1"
+               else "weights" for name in read if not name.startswith("weights")}
     flat = inline.inline(graph.as_graph_def(), names)
-    partitioned = partition_lib.partition(flat, [initial, done], grappler.add_shapes,
-                                          partition_lib.KnownVariables(shard_candidates=slots))
+    partitioned = partition_lib.partition(flat, [initial, done], grappler.add_shapes, partition_lib.KnownVariables(
+        shard_candidates=layouts, loads=loads or {}))
     assert sorted(exchange.kind for exchange in partitioned.report.exchanges) == kinds, partitioned.report
-    held = {} if update is by_rows else slots
-    assert partitioned.shards == held.keys()
-    partitioned = partition_lib.partition(flat, names, grappler.add_shapes, partition_lib.KnownVariables(shards=held))
+    assert partitioned.shards.keys() == held
+    assert sorted(partitioned.owners.values()) == [1, 2][:UPDATES[update].trained] * bool(loads and held)
     for size in partitioning.RANKS:
-        joined, of_ranks = partitioning.on_ranks(partitioned, size)
+        owners = {layout: owner % size for layout, owner in partitioned.owners.items()}
+        of_size = partition_lib.partition(flat, names, grappler.add_shapes, partition_lib.KnownVariables(
+            shards=partitioned.shards, owners=owners))
+        joined, of_ranks = partitioning.on_ranks(of_size, size)
         with tf.compat.v1.Session(graph=joined) as session:
             found = run(session, (of_ranks[0], of_ranks[1], of_ranks[2:]), lambda feeds: {
                 f"rank{rank}/{name}": value for name, value in feeds.items() for rank in range(size)})
         for step, (got, want) in enumerate(zip(found, expected, strict=True)):
-            for name, of_all, value in zip(("weights", *slots), got, want, strict=True):
+            for name, of_all, value in zip(read, got, want, strict=True):
                 for rank in range(size):
                     np.testing.assert_allclose(of_all[rank], value, rtol=1e-12, atol=1e-12,
                                                err_msg=f"{name} on rank {rank} of {size} after step {step}")

@@ -93,6 +93,11 @@ class Case:
         return state.dimension
 
     @property
+    def is_waited_for(self) -> bool:
+        """Whether the op is a control input of another."""
+        return any(f"^{self.node.name}" in reader.input for reader in self._sizes.graph.consumers(self.node.name))
+
+    @property
     def outputs(self) -> list[str]:
         """The names of the outputs."""
         return [f"{self.node.name}:{i}" if i else self.node.name for i in range(self.num_outputs)]

@@ -15,6 +15,8 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 ENTERS = ("Enter", "RefEnter")
 EXITS = ("Exit", "RefExit")
+# The ops of branches and loops.
+CONTROL_FLOW = ("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,10 +24,10 @@ from tf_poseidon.graph_passes.partition.emit import graph_writer
 from tf_poseidon.graph_passes.partition.emit import naming
 from tf_poseidon.graph_passes.partition.emit import packing
 from tf_poseidon.graph_passes.partition.emit import row_parts
+from tf_poseidon.graph_passes.partition.ownership import Ownership
 from tf_poseidon.graph_passes.partition.propagate import dividing
 from tf_poseidon.graph_passes.partition.propagate import held_summands
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
-from tf_poseidon.graph_passes.partition.propagate import shard_summands
 from tf_poseidon.graph_passes.partition.row_loops import loop_outcomes
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 
@@ -44,7 +44,11 @@ class KnownVariables:
         summands: Those that hold summands, see held_summands.py.
         candidates: Those that hold summands if the graph needs none of them whole.
         shards: The layouts of those that hold shards.
-        shard_candidates: The layouts of those that hold shards if the graph needs none of these whole.
+        shard_candidates: The layouts of those that hold shards if the graph needs none of these whole; "" of one that
+            may belong to those of some layout, see `Ownership`.
+        owners: The owners of those of the layouts of `shards` that have one.
+        loads: The bytes that each rank owns that may own layouts of candidates whose update cannot be computed of
+            shards; none if there are to be no more owners.
     """
 
     paths: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -52,6 +56,8 @@ class KnownVariables:
     candidates: Collection[str] = ()
     shards: Mapping[str, str] = dataclasses.field(default_factory=dict)
     shard_candidates: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    loads: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +69,8 @@ class PartitionedGraph:
         fetches: The names of the fetches in it.
         report: The `report.PartitionReport`.
         summands: Names of the nodes from which the resources of variables that hold summands come.
-        shards: The same of variables that hold shards.
+        shards: The layouts of variables that hold shards, by the same names.
+        owners: The owners of those of these layouts that have one.
         own: The numbers of the fetches of which each rank has its own rows; those of all ranks follow one another.
     """
 
@@ -71,7 +78,8 @@ class PartitionedGraph:
     fetches: tuple[str, ...]
     report: report_lib.PartitionReport
     summands: frozenset[str]
-    shards: frozenset[str] = frozenset()
+    shards: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
     own: frozenset[int] = frozenset()
 
 
@@ -102,10 +110,9 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     needed = [fetch for fetch in fetches if fetch not in own]
     given = frozenset(variables.summands)
     summands = given | held_summands.candidates(sizes.graph, variables.candidates)
-    shards = {**variables.shards, **{name: variables.shard_candidates[name] for name in held_summands.candidates(
-        sizes.graph, variables.shard_candidates)}}
+    ownership = Ownership(sizes, variables.shards, variables.shard_candidates, variables.owners, variables.loads)
     while True:
-        held: dict[str, states.State] = {name: states.Shard(layout) for name, layout in shards.items()}
+        held: dict[str, states.State] = ownership.held()
         propagated = dividing.propagate(sizes, held | dict.fromkeys(summands, states.HELD), needed, kept, loops)
         # What is no rows becomes whole, so that its exchange counts.
         if missing := [fetch for fetch in own if fetch not in needed
@@ -113,20 +120,17 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
             needed += missing
             continue
         whole = held_summands.made_whole(sizes.graph, propagated.states, propagated.outcomes, (*fetches, *kept)) - given
-        gathered = shard_summands.made_whole(sizes.graph, propagated.states, propagated.outcomes, fetches,
-                                             propagate_lib.UPDATES)
-        former = len(shards)
-        shards = {name: layout for name, layout in shards.items()
-                  if name in variables.shards or states.Shard(layout) not in gathered}
-        if not whole and len(shards) == former:
+        if not ownership.changed(propagated, fetches) and not whole:
             break
         summands -= whole
-    writer = graph_writer.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, variables.paths))
+    layouts, owners = ownership.layouts, ownership.owners()
+    writer = graph_writer.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, variables.paths),
+                                      owners)
     nodes, fetched, of_rows = writer.write(fetches, kept, own)
     for node in nodes:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]
-        if node.name in shards:  # what it holds has another shape on each rank
+        if node.name in layouts:  # what it holds has another shape on each rank
             for shape in (*node.attr["_handle_shapes"].list.shape, node.attr["shape"].shape):
                 shape.Clear()
                 shape.unknown_rank = True
@@ -137,7 +141,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     report = report_lib.PartitionReport(
         tuple(exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
         graph_writer.num_by_rows(propagated), len(propagated.ordered))
-    return PartitionedGraph(graph_def, tuple(fetched), report, summands, frozenset(shards),
+    return PartitionedGraph(graph_def, tuple(fetched), report, summands, layouts, owners,
                             frozenset(i for i, fetch in enumerate(fetches) if fetch in of_rows))
 
 

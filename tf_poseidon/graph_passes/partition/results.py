@@ -22,10 +22,10 @@ from tensorflow.core.framework import node_def_pb2
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 
 _READ = "ReadVariableOp"
-_FLOW = ("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,8 @@ def _behind(graph: graph_lib.Graph, name: str, updates: Mapping[str, Set[str]], 
                 return set()
         elif node.name not in captures:
             op = tf_compat.op_def(node.op)
-            if op is None or op.is_stateful or node.op in ("Placeholder", *_FLOW) or functions_lib.called(node):
+            if op is None or op.is_stateful or node.op in ("Placeholder", *frames_lib.CONTROL_FLOW) or (
+                    functions_lib.called(node)):
                 return set()
             queue += map(graph_lib.node_of, graph.inputs(node))
     return seen

@@ -65,19 +65,36 @@ class Shard:
     Attributes:
         layout: The path of the variable after which its KV pairs are assigned to servers. Tensors of the same layout
             and number of elements have the same elements on a rank.
+        owned: Whether one rank, the owner of the layout, has all elements, and the others none.
     """
 
     layout: str
+    owned: bool = False
 
     def __str__(self) -> str:
-        return f"shard({self.layout})"
+        return f"shard({self.layout}{', owned' if self.owned else ''})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Owned:
+    """The one-process value on the owner of a layout, which alone computes it; on other ranks its op does not run."""
+
+    layout: str
+
+    @property
+    def shard(self) -> Shard:
+        """The state in which it enters and leaves what the owner computes: all ranks have that."""
+        return Shard(self.layout, owned=True)
+
+    def __str__(self) -> str:
+        return f"owned({self.layout})"
 
 
 WHOLE = Whole()
 OWN = Own()
 SUM = Partial("sum")
 HELD = Partial("held")
-State = Whole | Rows | Partial | Own | Shard
+State = Whole | Rows | Partial | Own | Shard | Owned
 
 # Reductions for which the one-process value, on all ranks, is a valid summand.
 IDEMPOTENT = ("max", "min", "all", "any")
@@ -86,3 +103,5 @@ GATHERED = frozenset((
     types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT8,
     types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_UINT8, types_pb2.DT_UINT16,
     types_pb2.DT_UINT32, types_pb2.DT_UINT64, types_pb2.DT_BOOL, types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128))
+# The types whose shards can become whole: those that PoseidonGatherShards takes.
+SHARDED = GATHERED - {types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128}

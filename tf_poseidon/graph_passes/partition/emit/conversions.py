@@ -12,9 +12,15 @@ Ensures: nodes that convert a tensor are below "poseidon/" and the tensor's name
 | partial | shard | `PoseidonReduceScatter` |
 | whole | shard | a copy of its elements |
 | shard | whole | `PoseidonGatherShards` |
+| owned shard | owned | a Switch, whose other output is dead on the owner |
+| owned | owned shard | a Merge with a vector that is empty, and dead on the owner |
 
 Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_golden.py.
 """
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import tensors
@@ -26,12 +32,14 @@ from tf_poseidon.graph_passes.partition.emit.row_parts import RowParts
 from tf_poseidon.graph_passes.partition.emit.written_graph import joined
 from tf_poseidon.graph_passes.partition.emit.written_graph import split
 from tf_poseidon.graph_passes.partition.emit.written_graph import WrittenGraph
+from tf_poseidon.graph_passes.partition.node_writer import HOST
 from tf_poseidon.graph_passes.partition.node_writer import PREFIX
 from tf_poseidon.graph_passes.partition.propagate import own_values as own_lib
 from tf_poseidon.graph_passes.partition.rules import elementwise
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import OWN
+from tf_poseidon.graph_passes.partition.states import Owned
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import Shard
@@ -61,6 +69,7 @@ class Conversions:
         self._written = written
         self._sizes = written.sizes
         self._graph = written.original
+        self._propagated = written.propagated
         self._parts = parts
         self._exchanges = exchanges
         self._converted: dict[tuple[str, State] | tuple[str, State, str | None], str] = {}  # by (tensor, state)
@@ -70,6 +79,7 @@ class Conversions:
                            for tensor, takes in zip(self._graph.inputs(self._graph.nodes[name]), outcome.takes)
                            if takes == WHOLE and isinstance(written.computed_state(tensor), Rows)}
         self._copies: dict[str, str] = {}  # by node: the node that computes it again, whole
+        self._entrances: dict[tuple[str, Owned], str] = {}  # by tensor and the state it is converted to: the Switch
 
     def set_whole(self, tensor: str, name: str) -> None:
         """Notes the name of a tensor's whole value."""
@@ -87,7 +97,8 @@ class Conversions:
         native = self._written.computed_state(name)
         if state is None or state == native:
             return self._written.renamed.get(name, name)
-        key = (name, state) if state in (WHOLE, HELD) or isinstance(state, Shard) else (name, state, rows_node)
+        key = (name, state) if state in (WHOLE, HELD) or isinstance(state, (Shard, Owned)) else (
+            name, state, rows_node)
         if key not in self._converted:
             self._converted[key] = self._convert(name, native, state, rows_node)
         return self._converted[key]
@@ -100,6 +111,12 @@ class Conversions:
         place = self._written.places[node.name]
         prefix = f"{PREFIX}/{name.replace(':', '_output')}"
         value = self._written.renamed.get(name, name)
+        if isinstance(state, Owned):
+            return self._entered(name, state, dtype, prefix)
+        if isinstance(native, Owned):
+            if state == native.shard:
+                return self._left(value, name, native, dtype, prefix)
+            value, native = self.tensor(name, native.shard), native.shard
         if state == HELD and native == SUM:
             return self._selected(value, self._parts.part(place)[1], dtype, f"{prefix}/held")
         if isinstance(state, Shard) and isinstance(native, Partial) and self._exchanges.can_scatter(native, dtype):
@@ -110,7 +127,7 @@ class Conversions:
                 return self._selected(whole, self._parts.part(place)[2], dtype, f"{prefix}/held")
             if isinstance(state, Shard):
                 writer = self._written.writer(f"{prefix}/shard", self._written.device_of(value))
-                return writer.add("", "PoseidonShard", [whole], T=dtype, layout=state.layout)
+                return writer.add("", "PoseidonShard", [whole], T=dtype, **self._written.division(state))
             if len(self._written.rows_nodes) > 1:
                 prefix = f"{prefix}/for/{rows_node}"
             return self._from_whole(whole, name, state, dtype, prefix, frames_lib.Place(place.frame, rows_node))
@@ -122,6 +139,32 @@ class Conversions:
             return self._exchanges.joined_shards(value, native, dtype, prefix, place, name)
         assert isinstance(native, Partial)
         return self._exchanges.reduced(value, native, dtype, prefix, place, name)
+
+    def _entered(self, name: str, state: Owned, dtype: int, prefix: str) -> str:
+        """Returns a tensor in its own shape on the owner of a layout, dead on other ranks."""
+        shard = self.tensor(name, state.shard)
+        host = self._written.writer(f"{prefix}/owner", HOST)
+        size = host.add("size", "PoseidonShardSize", [f"^{graph_lib.node_of(shard)}"], elements=1,
+                        **self._written.division(state.shard))
+        is_owner = host.add("", "Cast", [size], SrcT=types_pb2.DT_INT64, DstT=types_pb2.DT_BOOL)
+        writer = self._written.writer(f"{prefix}/owned", self._written.device_of(shard))
+        entrance = self._entrances[name, state] = writer.add("enter", "Switch", [shard, is_owner], T=dtype)
+        shape = writer.constant("shape", np.array(self._written.constant_shape(name), np.int32), shard)
+        return writer.add("", "Reshape", [f"{entrance}:1", shape], T=dtype, Tshape=types_pb2.DT_INT32)
+
+    def _left(self, value: str, name: str, state: Owned, dtype: int, prefix: str) -> str:
+        """Returns the shard of an owned tensor, which is live on all ranks: empty but on the owner."""
+        entered = name  # of what has entered and leads to it, in the same branch and loop
+        while (entered, state) not in self._entrances:
+            node = self._graph.node(entered)
+            entered = next(canonical(tensor) for tensor, takes in zip(
+                self._graph.inputs(node), self._propagated.outcomes[node.name].takes) if takes == state)
+        writer = self._written.writer(f"{prefix}/shard", self._written.device_of(value))
+        any_size = writer.constant("any", np.array([-1], np.int32), value)
+        flat = writer.add("flat", "Reshape", [value, any_size], T=dtype, Tshape=types_pb2.DT_INT32)
+        elsewhere = writer.add("elsewhere", "Identity", [self._entrances[entered, state]], T=dtype)
+        nothing = writer.constant("nothing", np.zeros(0, tf.as_dtype(dtype).as_numpy_dtype), elsewhere)
+        return writer.add("", "Merge", [flat, nothing], T=dtype, N=2)
 
     def is_available(self, tensor: str) -> bool:
         """Whether a tensor is available whole without an exchange: by a little arithmetic on what every rank has."""

@@ -34,6 +34,7 @@ from tf_poseidon.graph_passes.partition.emit.written_graph import WrittenGraph
 from tf_poseidon.graph_passes.partition.node_writer import HOST
 from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.graph_passes.partition.states import HELD
+from tf_poseidon.graph_passes.partition.states import Owned
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import Shard
@@ -151,8 +152,9 @@ class GraphExchanges:
         writer = self._written.writer(f"{prefix}/shard", device, exchange.provenance)
         contributes = (writer.constant("contributes", np.array(True), value) if state == HELD
                        else self._parts.part(place)[1])
-        return writer.add("", "PoseidonReduceScatter", [value, contributes], T=dtype, layout=shard.layout,
-                          shape=self._written.constant_shape(name), **exchange.attributes)
+        return writer.add("", "PoseidonReduceScatter", [value, contributes], T=dtype,
+                          shape=self._written.constant_shape(name), **self._written.division(shard),
+                          **exchange.attributes)
 
     def joined_shards(self, value: str, shard: Shard, dtype: int, prefix: str, place: frames_lib.Place,
                       name: str) -> str:
@@ -160,8 +162,8 @@ class GraphExchanges:
         exchange = self._exchange("shards", name, self._written.constant_shape(name), dtype, place.frame)
         device = self._where_exchanged("PoseidonGatherShards", value, dtype)
         writer = self._written.writer(f"{prefix}/whole", device, exchange.provenance)
-        return writer.add("", "PoseidonGatherShards", [value], T=dtype, layout=shard.layout,
-                          shape=self._written.constant_shape(name), **exchange.attributes)
+        return writer.add("", "PoseidonGatherShards", [value], T=dtype, shape=self._written.constant_shape(name),
+                          **self._written.division(shard), **exchange.attributes)
 
     def can_scatter(self, state: Partial, dtype: int) -> bool:
         """Whether ranks can get shards of a sum of summands."""
@@ -211,7 +213,7 @@ class GraphExchanges:
     def _before_rows(self) -> set[str]:
         """The tensors that are rows or summands, or from which such are computed."""
         queue = [tensors.tensor_of(name, i) for name, outcome in self._propagated.outcomes.items()
-                 for i, state in enumerate(outcome.gives) if state != WHOLE and not isinstance(state, Shard)]
+                 for i, state in enumerate(outcome.gives) if state != WHOLE and not isinstance(state, (Shard, Owned))]
         leading = set(queue)
         while queue:
             tensor = queue.pop()

@@ -32,6 +32,7 @@ from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes.poseidon_rows import ROWS
 from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.graph_passes.partition.states import OWN
+from tf_poseidon.graph_passes.partition.states import Owned
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import WHOLE
@@ -45,12 +46,19 @@ class GraphWriter:
     """Writes one partitioned graph."""
 
     def __init__(self, sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated, trained: Mapping[str, str],
-                 accumulated: Mapping[str, str]) -> None:
-        """Makes a writer; `trained` and `accumulated` are the results of `naming.variables_of`."""
+                 accumulated: Mapping[str, str], owners: Mapping[str, int]) -> None:
+        """Makes a writer.
+
+        Args:
+            sizes: The `Sizes` of the one-process graph.
+            propagated: The `Propagated` states of its tensors.
+            trained, accumulated: The results of `naming.variables_of`.
+            owners: The owners of layouts that have one.
+        """
         self._graph = sizes.graph
         self._sizes = sizes
         self._propagated = propagated
-        self._written = WrittenGraph(sizes, propagated)
+        self._written = WrittenGraph(sizes, propagated, owners)
         self._parts = RowParts(self._written)
         self._exchanges = GraphExchanges(self._written, self._parts, trained, accumulated)
         self._conversions = Conversions(self._written, self._parts, self._exchanges)
@@ -185,8 +193,9 @@ class GraphWriter:
                     *(self._operands.check(node, taken[i], i, *check) for i, check in outcome.checks.items()),
                     *self._parts.checks(inputs, outcome, place)]
         # Lists stay together: TensorFlow's optimizer would make AddV2 of a chain, which they do not have.
-        is_whole_sum = node.op == "AddN" and len(taken) > 2 and outcome.gives[0] in (WHOLE, OWN) and (
-            node.attr["T"].type != types_pb2.DT_VARIANT)
+        is_whole_sum = node.op == "AddN" and len(taken) > 2 and (
+            outcome.gives[0] in (WHOLE, OWN) or isinstance(outcome.gives[0], Owned)) and (
+                node.attr["T"].type != types_pb2.DT_VARIANT)
         if node.op == "IdentityN" and not controls and not self._is_waited_for(node.name):
             for i, tensor in enumerate(taken):  # separately: factors are matched behind single tensors
                 self._written.renamed[tensors.tensor_of(node.name, i)] = tensor

@@ -20,6 +20,7 @@ from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.propagate import own_values
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
+from tf_poseidon.graph_passes.partition.states import Owned
 from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -78,7 +79,7 @@ def _used(graph: graph_lib.Graph, propagated: propagate_lib.Propagated) -> set[s
             if reader.name in seen:
                 continue
             seen.add(reader.name)
-            if any(state != WHOLE and not isinstance(state, Shard)
+            if any(state != WHOLE and not isinstance(state, (Shard, Owned))
                    for state in propagated.outcomes[reader.name].gives):
                 used.add(source)
                 break

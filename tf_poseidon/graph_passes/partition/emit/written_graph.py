@@ -3,6 +3,7 @@
 Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_golden.py.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes.poseidon_rows import ROWS
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -38,7 +40,9 @@ class WrittenGraph:
         rows_nodes: The PoseidonRows of the inputs with rows, by name.
     """
 
-    def __init__(self, sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated) -> None:
+    def __init__(self, sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated,
+                 owners: Mapping[str, int]) -> None:
+        """Makes a graph without nodes; `owners` are the owners of layouts that have one."""
         self.nodes: list[node_def_pb2.NodeDef] = []
         self.sizes = sizes
         self.original = sizes.graph
@@ -47,6 +51,7 @@ class WrittenGraph:
         self.places = {node.name: frames_lib.Place(propagated.frames[node.name], propagated.rows_nodes[node.name])
                        for node in propagated.ordered}
         self.rows_nodes = {node.name: node for node in poseidon_rows.find(self.original.graph_def)}
+        self._owners = owners
 
     def elements_of_row(self, tensor: str, dimension: int) -> int | None:
         """Returns how many elements of a dimension belong to one row, None if unknown."""
@@ -72,6 +77,10 @@ class WrittenGraph:
         writer.nodes[-1].attr["elements"].list.i.append(elements)
         graph_lib.set_names(writer.nodes[-1].attr["names"], [name])
         return declared
+
+    def division(self, shard: Shard) -> dict[str, str | int]:
+        """Returns the attributes of ops that say how ranks divide a tensor."""
+        return {"layout": shard.layout} | ({"owner": self._owners[shard.layout]} if shard.owned else {})
 
     def computed_state(self, tensor: str) -> State:
         """Returns the state in which a tensor is computed."""

@@ -8,15 +8,18 @@ from collections.abc import Sequence
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.propagate.facts import AgreedStates
 from tf_poseidon.graph_passes.partition.propagate.prepared_graph import PreparedGraph
+from tf_poseidon.graph_passes.partition.rules.owned import live
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import OWN
+from tf_poseidon.graph_passes.partition.states import Owned
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import Shard
+from tf_poseidon.graph_passes.partition.states import SHARDED
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
@@ -39,8 +42,11 @@ class ConvertibleStates:
             return True
         if OWN in (state, target):
             return False
-        if isinstance(target, Shard):
-            return target == state or not isinstance(state, Shard)
+        if isinstance(target, Owned) and not (self._prepared.dtype_of(tensor) in SHARDED and row_size.is_constant(
+                self._prepared.sizes.shape(tensor))):
+            return False
+        if isinstance(target, (Shard, Owned)):
+            return live(state) == live(target) or not isinstance(state, (Shard, Owned))
         if target == HELD:
             return state in (WHOLE, SUM)
         if isinstance(target, Partial):

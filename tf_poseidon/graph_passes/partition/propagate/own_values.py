@@ -12,18 +12,18 @@ from tensorflow.core.framework import node_def_pb2
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.frames import CONTROL_FLOW
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 BEGINS, ENDS = "PoseidonOwn", "PoseidonJoin"
-_CONTROL_FLOW = ("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond")
 
 
 def outcome(node: node_def_pb2.NodeDef, states: tuple[State, ...], num_outputs: int) -> Outcome | None:
     """Returns the `Outcome` of a node with own inputs; None if it cannot run on them."""
     op = tf_compat.op_def(node.op)
-    is_local = op is not None and not op.is_stateful and node.op not in (*_CONTROL_FLOW, BEGINS, ENDS)
+    is_local = op is not None and not op.is_stateful and node.op not in (*CONTROL_FLOW, BEGINS, ENDS)
     if not is_local or any(state not in (OWN, WHOLE) for state in states):
         return None
     return Outcome(states, (OWN,) * num_outputs)

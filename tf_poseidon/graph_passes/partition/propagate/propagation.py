@@ -32,9 +32,11 @@ from tf_poseidon.graph_passes.partition.propagate.loop_merges import LoopMerges
 from tf_poseidon.graph_passes.partition.propagate.loop_merges import MERGES
 from tf_poseidon.graph_passes.partition.propagate.prepared_graph import PreparedGraph
 from tf_poseidon.graph_passes.partition.rules import blocks
+from tf_poseidon.graph_passes.partition.rules import owned
 from tf_poseidon.graph_passes.partition.rules import shards
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import OWN
+from tf_poseidon.graph_passes.partition.states import Owned
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import Shard
@@ -149,7 +151,7 @@ class _CachedRules:
         if last != given:
             case = Case(node, self._prepared.inputs[node.name], held_lib.as_summands(given.states),
                         self._prepared.num_outputs(node.name), self._prepared.sizes, given.wish, given.stored)
-            if any(isinstance(state, Shard) for state in given.states):
+            if any(isinstance(state, (Shard, Owned)) for state in given.states):
                 outcome = shards.applied(case)
             else:
                 outcome = held_lib.outcome(rules.applied(case, given.with_blocks), case, given.states)
@@ -238,6 +240,10 @@ class _Search:
             return self._facts.shards.get(tensor, WHOLE)
         return self._states.get(tensor, WHOLE)
 
+    def _live(self, tensor: str) -> State:
+        """Returns the state in which branches and loops see a tensor."""
+        return owned.live(self._seen(tensor))
+
     def _is_whole(self, node: node_def_pb2.NodeDef) -> bool:
         """Whether a node runs whole because all its inputs are."""
         return (node.op not in _SPECIAL and node.name not in self._fixed.row_loops and node.name not in self._fixed.held
@@ -250,9 +256,9 @@ class _Search:
         if node.op in MERGES:
             if node.name in self._facts.whole_nodes:
                 self._facts.loops.agree(node.name, WHOLE)
-            return self._merges.merged(node, self._seen)
+            return self._merges.merged(node, self._live)
         if self._merges.fed_by(node):
-            return self._merges.handed_over(node, self._seen)
+            return self._merges.handed_over(node, self._live)
         if node.name in self._fixed.held:
             return self._fixed.held[node.name]
         states = tuple(map(self._seen, self._prepared.inputs[node.name]))
@@ -304,11 +310,11 @@ class _Search:
                 if wish is not None and (wish != state or state == WHOLE):
                     for origin in self._prepared.lists.origins(tensor):
                         self._facts.lists.agree(origin, wish)
-            elif (takes == WHOLE or isinstance(takes, Shard)) and isinstance(state, Partial):
+            elif (takes == WHOLE or isinstance(takes, (Shard, Owned))) and isinstance(state, Partial):
                 needed.add(tensor)
             elif takes not in (None, state) and isinstance(state, Rows) and not self._convertible.can_be_gathered(
                     tensor, state):
                 self._facts.whole_nodes.add(graph_lib.node_of(tensor))
         if node.op in MERGES and node.name not in self._fixed.row_loops:
-            self._merges.note(node, self._seen)
+            self._merges.note(node, self._live)
         return needed

@@ -1,7 +1,8 @@
 """Ops on shards: what a rank computes of a tensor whose elements it owns in part, as in the update of a variable.
 
 A shard is flat, and has no rows; so all ops have their rules here, in one place. Those that work element by element
-take the same elements of their other inputs, and reductions over all elements give a summand of each rank.
+take the same elements of their other inputs, and reductions over all elements give a summand of each rank. Where one
+rank owns all elements, it can run any op (owned.py).
 
 Tests: tests/graphs/test_partition_shards.py.
 """
@@ -18,8 +19,10 @@ from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
 from tf_poseidon.graph_passes.partition.rules import control
 from tf_poseidon.graph_passes.partition.rules import elementwise
+from tf_poseidon.graph_passes.partition.rules import owned
 from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.states import HELD
+from tf_poseidon.graph_passes.partition.states import Owned
 from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -32,7 +35,9 @@ _ELEMENTWISE = frozenset((*elementwise.UNARY, *elementwise.BINARY, "Add", "AddV2
 
 
 def applied(case: Case) -> Outcome | None:
-    """Applies the rule of an op of which some inputs are shards."""
+    """Applies the rule of an op of which some inputs are shards, or owned."""
+    if any(isinstance(state, Owned) or isinstance(state, Shard) and state.owned for state in case.states):
+        return owned.applied(case)
     layouts = {state for state in case.states if isinstance(state, Shard)}
     op = case.node.op
     if op == "IdentityN":
@@ -70,7 +75,7 @@ def _passed_on(case: Case) -> Outcome | None:
 def _elementwise(case: Case, shard: Shard) -> Outcome | None:
     """Inputs of the output's shape are shards; others must be single elements, which are whole."""
     out = case.out_shape()
-    if not row_size.is_known(out) or any(size.constant is None for size in out):
+    if not row_size.is_constant(out):
         return None
     single = [i for i in range(len(case.inputs)) if case.shape(i) != out]
     for i in single:

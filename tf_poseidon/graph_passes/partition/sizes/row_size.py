@@ -86,3 +86,8 @@ Shape = tuple[Size | None, ...]
 def is_known(shape: Shape | None) -> TypeGuard[tuple[Size, ...]]:
     """Whether all sizes of a shape are known."""
     return shape is not None and None not in shape
+
+
+def is_constant(shape: Shape | None) -> TypeGuard[tuple[Size, ...]]:
+    """Whether all sizes of a shape are known, and none depends on the number of rows."""
+    return is_known(shape) and all(size.constant is not None for size in shape)

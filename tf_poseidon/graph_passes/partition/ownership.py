@@ -1,0 +1,128 @@
+"""Which variables hold shards, and which ranks own whole ones, whose updates cannot be computed of shards.
+
+Tests: tests/graphs/test_partition_shards.py.
+"""
+
+import collections
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.graph import tensors
+from tf_poseidon.graph_passes.partition import variables as variables_lib
+from tf_poseidon.graph_passes.partition.propagate import held_summands
+from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
+from tf_poseidon.graph_passes.partition.propagate import shard_summands
+from tf_poseidon.graph_passes.partition.sizes import graph_sizes
+from tf_poseidon.graph_passes.partition.states import Shard
+from tf_poseidon.graph_passes.partition.states import State
+
+_READ, _ASSIGN = "ReadVariableOp", "Assign"
+
+
+class Ownership:
+    """Which variables of a graph hold shards, and of which layouts one rank owns all elements.
+
+    A layout's candidates are tried as shards; then as what one rank owns, if some need their values whole, or the
+    gradient besides; then as shards again, unless some need their values whole.
+    """
+
+    def __init__(self, sizes: graph_sizes.Sizes, shards: Mapping[str, str], candidates: Mapping[str, str],
+                 owners: Mapping[str, int], loads: Mapping[int, int]) -> None:
+        """Makes all candidates shards; the arguments are those of `partitioner.KnownVariables`."""
+        self._sizes, self._shards, self._owners, self._loads = sizes, shards, owners, loads
+        self._candidates = {name: candidates[name] for name in held_summands.candidates(sizes.graph, candidates)}
+        self._layouts = _layouts_of(sizes.graph, {**shards, **self._candidates})
+        layouts = set(self._layouts.values())
+        self._owned = set(owners)
+        self._can_be_owned = layouts - set(shards.values()) if loads else set[str]()
+        self._can_be_shards = layouts
+
+    @property
+    def layouts(self) -> dict[str, str]:
+        """The layouts of the variables that hold shards, by names of the nodes from which their resources come."""
+        return {name: layout for name, layout in self._layouts.items()
+                if name in self._shards or layout in self._owned
+                or layout in self._can_be_shards and self._candidates[name]}
+
+    def held(self) -> dict[str, State]:
+        """Returns what these variables hold."""
+        return {name: Shard(layout, layout in self._owned) for name, layout in self.layouts.items()}
+
+    def changed(self, propagated: propagate_lib.Propagated, fetches: Iterable[str]) -> bool:
+        """Notes what a graph needs whole; returns whether variables are to hold something else.
+
+        Args:
+            propagated: Its `Propagated` states.
+            fetches: Names of the tensors that are whole.
+        """
+        former = self.held()
+        whole = shard_summands.made_whole(self._sizes, propagated.states, propagated.outcomes, fetches,
+                                          propagate_lib.UPDATES)
+        besides = shard_summands.with_whole_summand(self._sizes, propagated.states, propagated.outcomes)
+        self._owned -= {shard.layout for shard in whole if shard.owned} - self._owners.keys()
+        self._can_be_shards -= {shard.layout for shard in whole if not shard.owned}
+        moved = {shard.layout for shard in whole | besides if not shard.owned} & self._can_be_owned
+        self._owned |= moved
+        self._can_be_owned -= moved
+        return self.held() != former
+
+    def owners(self) -> dict[str, int]:
+        """Returns the owner of each layout that has one: the largest first, each to whom owns the fewest bytes."""
+        bytes_of = collections.Counter[str]()
+        for name, tensor in _values(self._sizes.graph).items():
+            layout = self._layouts.get(name)
+            if layout in self._owned - self._owners.keys():
+                dtype = tensors.dtype_of(self._sizes.graph.node(tensor), graph_lib.output_of(tensor))
+                bytes_of[layout] += self._sizes.bytes(tensors.canonical(tensor), dtype).fixed or 0
+        loads, owners = dict(self._loads), dict(self._owners)
+        for layout in sorted(bytes_of, key=lambda layout: (-bytes_of[layout], layout)):
+            owners[layout] = min(loads, key=lambda rank: (loads[rank], rank))
+            loads[owners[layout]] += bytes_of[layout]
+        return owners
+
+
+def _layouts_of(graph: graph_lib.Graph, names: Mapping[str, str]) -> dict[str, str]:
+    """Returns the layouts of variables that the updates of one trained variable alone read and write.
+
+    Args:
+        graph: The `indexed_graph.Graph`.
+        names: The layouts of variables, by names of the nodes from which their resources come; "" where it is to be
+            found. Such a variable belongs to the variables of one layout if what is read from it leads to them alone.
+
+    Returns:
+        Those of all variables for which one is given or found.
+    """
+    found = {name: layout for name, layout in names.items() if layout}
+    for name in names.keys() - found.keys():
+        reached = _reached(graph, name, found)
+        if len(reached) == 1:
+            found[name] = reached.pop()
+    return {name: found[name] for name in names if name in found}
+
+
+def _reached(graph: graph_lib.Graph, name: str, layouts: Mapping[str, str]) -> set[str]:
+    """Returns the layouts of the variables to which is assigned what is computed from a variable."""
+    queue = [node.name for node in graph.graph_def.node
+             if node.op == _READ and variables_lib.source(graph, graph.inputs(node)[0]) == name]
+    seen, reached = set(queue), set[str]()
+    while queue:
+        for reader in graph.consumers(queue.pop()):
+            if reader.op.startswith(_ASSIGN):
+                reached |= {layouts.get(variables_lib.source(graph, graph.inputs(reader)[0]), "")} - {""}
+            op = tf_compat.op_def(reader.op)
+            if reader.name not in seen and op is not None and not op.is_stateful:
+                seen.add(reader.name)
+                queue.append(reader.name)
+    return reached
+
+
+def _values(graph: graph_lib.Graph) -> dict[str, str]:
+    """Returns a tensor of the shape of each variable that is read or assigned, by name of its resource's node."""
+    values = {}
+    for node in graph.graph_def.node:
+        inputs = graph.inputs(node)
+        if inputs and (node.op == _READ or node.op.startswith(_ASSIGN)):
+            values[variables_lib.source(graph, inputs[0])] = node.name if node.op == _READ else inputs[1]
+    return values
