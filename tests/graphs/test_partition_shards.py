@@ -106,9 +106,10 @@ def by_rows(weights, slots, gradient):
 def products(weights, slots, gradient):
     """Matrix products, as those of Muon; the norm of the whole matrix is needed for nothing else."""
     slot, = slots
-    with tf.control_dependencies([slot.assign(0.5 * slot.read_value() + gradient)]):
-        x = slot.read_value() / (tf.norm(slot.read_value()) + 1)
-        return weights.assign_sub(tf.matmul(x, tf.matmul(x, x, transpose_a=True)))
+    with tf.control_dependencies([slot.assign_add(gradient + slot.read_value() * -0.5)]):
+        x = gradient + 0.5 * slot.read_value()
+    x /= tf.norm(x, axis=(-2, -1), keepdims=True) + 1
+    return weights.assign_sub(tf.matmul(x, tf.matmul(x, x, transpose_a=True)))
 
 
 def means(weights, slots, gradient):
@@ -131,11 +132,12 @@ def norm_of_rows(weights, slots, gradient):
         return weights.assign_sub(slot.read_value() / (1 + others.read_value()))
 
 
-def of_both(weights, slots, gradient):
+def of_both(weights, slots, gradients):
     """Two variables with two owners, which need the norms of both gradients."""
-    updates, ratio = [], 1 + tf.sqrt(sum(tf.reduce_sum(tf.square(one)) for one in gradient))
-    for variable, slot, one in zip(weights, slots, gradient):
-        with tf.control_dependencies([slot.assign_add(one / ratio)]):
+    gradients = tf.identity_n(gradients)
+    updates, ratio = [], 1 + tf.sqrt(sum(tf.reduce_sum(tf.square(one)) for one in gradients))
+    for variable, slot, one in zip(weights, slots, gradients):
+        with tf.control_dependencies([slot.assign_add(one / ratio + slot.read_value() * -0.25)]):
             x = tf.cumsum(slot.read_value(), 1) - 2
         updates.append(variable.assign_sub(tf.cast(x > 1, tf.float64)))
     return tf.group(updates)

@@ -56,3 +56,12 @@ def test_each_rank_holds_its_share(jobs, name):
     assert held.sum() == whole[0] and held.max() < 1.05 * whole[0] / case.ranks + small
 
 
+@pytest.mark.parametrize("name", train_sharded.OWNED)
+def test_one_rank_owns_what_no_shard_can_update(jobs, name):
+    """Each slot of a matrix is on one rank; that of the largest matrix owns no other."""
+    case = next(case for case in cases(False) if case.name == name)
+    owned = np.array([arrays["local/owned"] for arrays in jobs.arrays(case)])
+    held, whole = owned[..., 0], owned[0, :, 1]
+    assert len(whole) == train_sharded.OWNED[name]
+    assert ((held == 0) | (held == whole)).all() and (held.sum(0) == whole).all()
+    assert held.sum(1).max() < 1.02 * whole.max()

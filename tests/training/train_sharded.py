@@ -29,8 +29,9 @@ OPTIMIZERS = {
     "muon": keras.optimizers.Muon,
     "lamb": functools.partial(keras.optimizers.Lamb, epsilon=1e-3),
 }
-# Whose updates are computed element by element, or of norms of a whole variable; others keep some of theirs whole.
-ELEMENTWISE = [name for name in OPTIMIZERS if name not in ("sgd", "adafactor", "muon")]
+# Whose updates of matrices are not computed element by element, nor of norms: how many slots these have together.
+OWNED = {"adafactor": 9, "muon": 3}
+ELEMENTWISE = [name for name in OPTIMIZERS if name not in ("sgd", *OWNED)]
 ROWS, BATCH = 97, 32
 
 
@@ -47,10 +48,9 @@ def _data(columns=8):
 
 def _arrays(*models_and_optimizers):
     variables = [variable for one in models_and_optimizers for variable in one.variables]
-    slots = [variable.value for variable in variables if hasattr(variable.value, "layout")]
-    held = sum(tf.size(slot._held_value()).numpy() for slot in slots)
-    whole = sum(slot.shape.num_elements() for slot in slots)
-    return {"local/held": np.array([held, whole]),
+    slots = [variable.value for variable in variables if hasattr(variable.value, "division")]
+    held = np.array([(tf.size(slot._held_value()).numpy(), slot.shape.num_elements()) for slot in slots]).reshape(-1, 2)
+    return {"local/held": held.sum(0), "local/owned": held[[slot.division.owner >= 0 for slot in slots]],
             **{f"variables/{i:02}": variable.numpy() for i, variable in enumerate(variables)}}
 
 

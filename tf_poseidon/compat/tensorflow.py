@@ -206,13 +206,12 @@ def uninitialized_variable() -> type:
     return TABLE["resource_variable_ops.UninitializedVariable"]
 
 
-def of_unknown_shape(handle: "tf.Tensor", dtype: "tf.DType") -> "tf.Tensor":
-    """Returns the resource of a variable, eager, as that of one whose value has an unknown shape."""
+def of_shape(handle: "tf.Tensor", shape: "tf.TensorShape", dtype: "tf.DType") -> "tf.Tensor":
+    """Returns the resource of a variable, eager, as graphs see it that expect a value of another shape."""
     import tensorflow as tf  # see above: not earlier
 
     same = tf.identity(handle)
-    TABLE["handle_data_util.set_handle_data"](same, TABLE["handle_data_util.create_handle_data"](
-        tf.TensorShape(None), dtype))
+    TABLE["handle_data_util.set_handle_data"](same, TABLE["handle_data_util.create_handle_data"](shape, dtype))
     return same
 
 

@@ -80,6 +80,11 @@ def cluster() -> planning.Cluster:
                             dedicated_servers=options.dedicated_servers)
 
 
+def servers() -> tuple[int, ...]:
+    """Returns the servers that were given, none if all ranks are."""
+    return _joined().options.servers
+
+
 def ranks_that_combine() -> int:
     """Returns how many ranks of a node combine their contributions, 1 if they do not."""
     ranks = communicator()

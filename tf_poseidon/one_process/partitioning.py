@@ -59,6 +59,7 @@ class PartitionOptions:
         session: What plans how gradients travel, to know which of them need not become shards; None if all may.
         layouts: By identity, the layouts of variables that may hold shards without being `ShardedVariable`s, where the
             function is planned and never runs.
+        loads: The bytes of variables that each rank owns that may own some, see `partitioner.KnownVariables`.
     """
 
     size: int
@@ -70,6 +71,7 @@ class PartitionOptions:
     inlines: bool = False
     session: session_lib.RewriteSession | None = None
     layouts: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    loads: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def rows_of_rank(self) -> int | None:
@@ -152,6 +154,7 @@ class Partition:
         report: The `report.PartitionReport`.
         agreement_text: The text that must be the same on all ranks before they run it.
         shards: The variables of which each rank holds its shard.
+        divisions: The `Division` of each of these.
         has_sites: Whether it synchronises anything.
         weights: The variables whose gradients it sums, by path.
     """
@@ -166,6 +169,7 @@ class Partition:
     report: report_lib.PartitionReport
     agreement_text: str
     shards: tuple[tf.Variable, ...]
+    divisions: tuple[sharded_variables.Division, ...]
     has_sites: bool
     weights: Mapping[str, tf.Variable]
 
@@ -198,7 +202,8 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
     in_process = next(_numbers)
     keeps_rows = keeps_rows and all(isinstance(leaf, tf.Tensor)
                                     for leaf in tf.nest.flatten(traced.structured_outputs))
-    partitioned, results, shards = _partitioned(traced, options, held, candidates, keeps_rows)
+    partitioned, results, divisions = _partitioned(traced, options, held, candidates, keeps_rows)
+    shards = tuple(variable for variable, _ in divisions)
     graph_def, report = partitioned.graph_def, partitioned.report
     agreement_text = "\n".join([report.agreement_text(), *graph_texts.lines(graph_def), *(
         [] if results is None else results.lines)])
@@ -215,14 +220,16 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
     return Partition(
         _FIRST_NUMBER + in_process, options, Interface.of(traced, partitioned, results, shards),
         graph_def.SerializeToString(), partitioned.fetches, row_outputs=partitioned.own, results=results, report=report,
-        agreement_text=agreement_text, shards=shards, has_sites=bool(markers),
+        agreement_text=agreement_text, shards=shards, divisions=tuple(division for _, division in divisions),
+        has_sites=bool(markers),
         weights={path: variables[path] for path in paths if path in variables})
 
 
 def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: PartitionOptions, held: Sequence[tf.Variable],
                  candidates: Sequence[tf.Variable] | None, keeps_rows: bool) -> tuple[
-                     partitioner.PartitionedGraph, late_results.LateResults | None, tuple[tf.Variable, ...]]:
-    """Returns the `PartitionedGraph` of a ConcreteFunction, its `LateResults`, and the variables that hold shards.
+                     partitioner.PartitionedGraph, late_results.LateResults | None,
+                     list[tuple[tf.Variable, sharded_variables.Division]]]:
+    """Returns the `PartitionedGraph` of a ConcreteFunction, its `LateResults`, and how variables are divided.
 
     The `LateResults` are None if they are part of the graph.
 
@@ -249,9 +256,11 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
                if id(variable) in options.layouts}
     known = partitioner.KnownVariables(
         paths, summands=_named(variables, held), candidates=_named(variables, candidates or ()),
-        shards={name: variable.layout for name, variable in sharded.items() if variable.holds_shard},
+        shards={name: variable.division.layout for name, variable in sharded.items() if variable.holds_shard},
         shard_candidates=planned | {
-            name: variable.layout for name, variable in sharded.items() if variable.may_hold_shard})
+            name: variable.division.layout for name, variable in sharded.items() if variable.may_hold_shard},
+        owners=dict(variable.division for variable in sharded.values()
+                    if variable.holds_shard and variable.division.owner >= 0), loads=options.loads)
     while True:
         partitioned = partitioner.partition(graph_def, outputs, grappler.add_shapes, known, rows=options.rows,
                                             runs_whole=True, own=outputs if keeps_rows else ())
@@ -260,12 +269,13 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         if len(left) == len(known.shard_candidates):
             break
         known = dataclasses.replace(known, shard_candidates=left)
-    shards = tuple(variable for name, variable in variables.items() if name in partitioned.shards)
+    divisions = [(variables[name], sharded_variables.Division(layout, partitioned.owners.get(layout, -1)))
+                 for name, layout in partitioned.shards.items()]
     if cut is None:
-        return partitioned, None, shards
+        return partitioned, None, divisions
     now = [variable for name, variable in variables.items() if name in partitioned.summands
            and not any(variable is held_variable for held_variable in held)]
-    return partitioned, late_results.LateResults(traced, cut, now, variables), shards
+    return partitioned, late_results.LateResults(traced, cut, now, variables), divisions
 
 
 def _shorter_as_factors(partitioned: partitioner.PartitionedGraph, options: PartitionOptions) -> set[str]:

@@ -1,5 +1,7 @@
 """Variables of optimizers of which each rank holds its shard: the elements that it updates, as a server does.
 
+Where one rank alone can update a variable, that rank owns all elements, and the shards of others are empty.
+
 In a function of one process such a variable is whole, as any other; the partitioner lets the update run on shards where
 it can. Which it is, is decided by the first partitioned function that updates it; no rank has memory for the whole of
 it before. Outside of steps, reading it gathers the shards, which all ranks do together (`shard_service.py`).
@@ -10,6 +12,7 @@ Tests: tests/training/test_sharded_update.py, tests/training/test_saving.py.
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
+import typing
 from typing import Any
 
 import tensorflow as tf
@@ -37,25 +40,40 @@ class Initial:
         self.of_size = of_size
 
 
+class Division(typing.NamedTuple):
+    """How ranks divide a variable.
+
+    Attributes:
+        layout: The path of the variable after which it is cut into shards; "" if a function is to decide it.
+        owner: The rank that owns all of it; -1 spreads it over the servers.
+    """
+
+    layout: str
+    owner: int = -1
+
+
 class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
     """A variable of which each rank holds its shard, or the whole, as the first function that updates it requires.
 
     Attributes:
         path: Its path.
-        layout: The path of the variable after which it is cut into shards.
+        division: How ranks divide it.
         assignments: How often the program has assigned it outside of steps.
-        shard_handle: Its `shard_handle`.
+        shard_handle: Its resource, whose value has an unknown shape: TensorFlow infers shapes of what a resource says.
     """
 
     def __init__(self, path: str, layout: str, shape: tf.TensorShape, dtype: tf.DType, initial: Initial,
                  job: Job) -> None:
-        super().__init__(trainable=False, name=path.replace("/", "_"), shape=shape, dtype=dtype)
-        self.path, self.layout, self.assignments = path, layout, 0
+        self._whole_shape = shape
+        super().__init__(trainable=False, name=path.replace("/", "_"), shape=tf.TensorShape(None), dtype=dtype)
+        self.path, self.division, self.assignments = path, Division(layout), 0
         self._initial, self._job = initial, job
         self._number = job.shards.add(self)
         self._holds = _NOTHING
         self._is_updated = False  # by a partitioned function, as a shard
-        self.shard_handle = shard_handle(self)
+        self.shard_handle = super().handle
+        with tf.init_scope():
+            self._whole_handle = tf_compat.of_shape(self.shard_handle, shape, dtype)
 
     @property
     def holds_shard(self) -> bool:
@@ -67,12 +85,17 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
         """Whether a function may be the first that updates its shard."""
         return self._holds != _WHOLE and not self._is_updated
 
-    def hold_shard(self) -> None:
-        """Makes this rank hold its shard, for functions that update it."""
+    def hold_shard(self, division: Division) -> None:
+        """Makes this rank hold its shard, for functions that update it; all ranks call this together."""
+        if self._holds == _SHARD and division != self.division:
+            self.hold_whole("it is divided anew")
+        self.division = division
         if self._holds == _NOTHING:
             self._set(self._initial_shard())
         elif self._holds == _WHOLE:
-            self._set(ops.shard(self._held_value(), self.layout))
+            self._set(ops.shard(self._held_value(), *division))
+        if not self._is_updated:
+            self._job.shards.add_bytes(division.owner, self.shape.num_elements() * self.dtype.size)
         self._holds, self._is_updated = _SHARD, True
 
     def hold_whole(self, why: str) -> None:
@@ -99,6 +122,14 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
             self._assign_of_rank_0(tf.zeros(self.shape, self.dtype))
 
     # ---- what tf.Variable does ----
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return self._whole_shape
+
+    @property
+    def handle(self) -> tf.Tensor:
+        return self._whole_handle
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
         del name
@@ -161,7 +192,7 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
             return self._initial_whole()
         value = self._held_value()
         return value if self._holds == _WHOLE else ops.gather_shards(
-            value, f"{self.path}/shards", self.shape, self.layout)
+            value, f"{self.path}/shards", self.shape, *self.division)
 
     def _initial_whole(self) -> tf.Tensor:
         value = tf.cast(self._initial.whole(), self.dtype)
@@ -169,8 +200,9 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
     def _initial_shard(self) -> tf.Tensor:
         if self._initial.of_size is None:
-            return ops.shard(self._initial_whole(), self.layout)
-        return tf.cast(self._initial.of_size(int(ops.shard_size(self.layout, self.shape.num_elements()))), self.dtype)
+            return ops.shard(self._initial_whole(), *self.division)
+        size = ops.shard_size(self.division.layout, self.shape.num_elements(), self.division.owner)
+        return tf.cast(self._initial.of_size(int(size)), self.dtype)
 
     def _assign_of_rank_0(self, value: tf.Tensor) -> None:
         """Assigns rank 0's value, which all ranks take together."""
@@ -180,7 +212,7 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
         if self._holds == _WHOLE:
             self._set(value)
         else:
-            self._set(ops.shard(value, self.layout))
+            self._set(ops.shard(value, *self.division))
             self._holds = _SHARD
 
     def _held_value(self) -> tf.Tensor:
@@ -192,8 +224,10 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
 def shard_handle(variable: tf.Variable) -> tf.Tensor:
     """Returns the resource of a variable as that of one whose value has an unknown shape, as a shard has."""
+    if isinstance(variable, ShardedVariable):
+        return variable.shard_handle
     with tf.init_scope():
-        return tf_compat.of_unknown_shape(variable.handle, variable.dtype)
+        return tf_compat.of_shape(variable.handle, tf.TensorShape(None), variable.dtype)
 
 
 def among(variables: Iterable[tf.Variable]) -> list[ShardedVariable]:

@@ -107,7 +107,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
             variable, sharded_variables.ShardedVariable)], job.communicator, name)
         partition_options = partitioning.PartitionOptions(
             job.size, call.rows() if rows is None else rows, options.trains, job.wire_dtype, job.strict,
-            job.verifier if options.trains else None, session=job.graph_pass.session)
+            job.verifier if options.trains else None, session=job.graph_pass.session, loads=job.shards.loads)
         problem, graphs = "", None
         try:
             candidates = _read_later(variables) if form is ResultForm.READ_LATER and isinstance(
@@ -129,12 +129,13 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
                 variable.hold_whole(f"'{name}' is not partitioned")
             return JobFunction(name, job, concrete, whole=whole)
         job.held.use(summands)
-        of_shards = set(map(id, graphs.partition.shards))
+        divisions = {id(variable): division for variable, division in zip(
+            graphs.partition.shards, graphs.partition.divisions)}
         for variable in sharded:
-            if id(variable) in of_shards:
-                variable.hold_shard()
+            if id(variable) in divisions:
+                variable.hold_shard(divisions[id(variable)])
             else:
-                variable.hold_whole(f"'{name}' is not computed element by element")
+                variable.hold_whole(f"'{name}' is not computed of shards")
     verifier = _step_verifier(concrete, name, job, summands, graphs.partition.shards)
     if verifier is None:
         # The graph and its operations refer to each other where Python's collector cannot see it; it takes tens of MB.

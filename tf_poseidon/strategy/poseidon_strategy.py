@@ -337,4 +337,4 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
     return Job(communicator, graph_pass, training.wire_dtype, verifier, held_variables.Held(communicator),
                new_variables.NewVariables(communicator), runtime.errors(),
                row_shares.of(communicator, training.given_row_shares, training.rows == options.BALANCED),
-               shard_service.ShardService(communicator), training.shard_update)
+               shard_service.ShardService(communicator, runtime.servers()), training.shard_update)

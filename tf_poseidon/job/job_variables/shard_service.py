@@ -7,6 +7,7 @@ which variable it reads or assigns, and they take part.
 Tests: tests/training/test_saving.py, tests/unit/test_shard_service.py.
 """
 
+from collections.abc import Iterable
 import typing
 import weakref
 
@@ -33,8 +34,11 @@ class VariableOfShards(typing.Protocol):
 class ShardService:
     """The variables of this process of which it holds shards."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, servers: Iterable[int] = ()) -> None:
+        """Makes a service without variables; `servers` are the ranks that may own variables, by default all."""
         self._communicator = communicator
+        ranks = range(communicator.size)
+        self._loads = dict.fromkeys([rank for rank in servers if rank in ranks] or ranks, 0)
         self._variables: list[weakref.ref[VariableOfShards]] = []
         self._is_alone = False
 
@@ -42,6 +46,16 @@ class ShardService:
         """Adds a variable; returns its number, the same on all ranks."""
         self._variables.append(weakref.ref(variable))
         return len(self._variables) - 1
+
+    @property
+    def loads(self) -> dict[int, int]:
+        """The bytes of variables that each rank has come to own that may own some; the same on all ranks."""
+        return dict(self._loads)
+
+    def add_bytes(self, owner: int, number: int) -> None:
+        """Adds the bytes of a variable to those of its owner; -1 is none."""
+        if owner >= 0:
+            self._loads[owner] += number
 
     @property
     def variables(self) -> list[VariableOfShards]:

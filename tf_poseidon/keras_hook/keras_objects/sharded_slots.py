@@ -1,13 +1,17 @@
 """Variables that optimizers have for each variable that they train: each rank holds the part that it updates.
 
+Those of another shape may be one rank's, where one alone updates the trained variable; the step says whose they are.
+
 Accumulated gradients are not among them: they hold summands (job/job_variables/held_variables.py).
 
 Tests: tests/training/test_sharded_update.py.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import contextvars
 from typing import Any
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -22,30 +26,56 @@ from tf_poseidon.one_process.sharded_variables import ShardedVariable
 _ACCUMULATOR = "gradient_accumulator"
 # Initializers that give all elements the same value.
 _CONSTANT = (keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.Constant)
-# What a variable under construction is made for: (path of the trained variable, its initializer, the job).
-_reference: contextvars.ContextVar[tuple[str, Any, Job] | None] = contextvars.ContextVar("reference", default=None)
+
+
+class _Reference(NamedTuple):
+    """What a variable under construction is made for.
+
+    Attributes:
+        path: The path of the trained variable; "" if that is unknown.
+        initializer: The variable's initializer.
+        job: The job; None if the variable is not sharded.
+    """
+
+    path: str
+    initializer: Any
+    job: Job | None
+
+
+_reference: contextvars.ContextVar[_Reference | None] = contextvars.ContextVar("reference", default=None)
 
 
 def add_variable_from_reference(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer,
                                 reference_variable: keras.Variable, name: str | None = None,
                                 initializer: Any = "zeros") -> keras.Variable:
     """Adds a variable of which each rank holds a shard, if the strategy says so."""
-    strategy = tf.distribute.get_strategy()
-    job = strategy.extended.job if is_ours(strategy) else None
     path = getattr(reference_variable, "path", None)
-    reference: tuple[str, Any, Job] | None = None
-    if job is not None and job.shard_update and path is not None and name != _ACCUMULATOR:
-        reference = path, keras.initializers.get(initializer), job
-    with holding(_reference, reference):
+    job = None if path is None or name == _ACCUMULATOR else _job()
+    with holding(_reference, _Reference(path or "", keras.initializers.get(initializer), job)):
         return original(optimizer, reference_variable, name=name, initializer=initializer)
 
 
+def add_variable(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, shape: Sequence[int],
+                 initializer: Any = "zeros", *args: Any, **kwargs: Any) -> keras.Variable:
+    """Adds a variable that one rank may hold, if the strategy says so, unless it is a number."""
+    reference = _reference.get() or _Reference("", keras.initializers.get(initializer), _job() if shape else None)
+    with holding(_reference, reference):
+        return original(optimizer, shape, initializer, *args, **kwargs)
+
+
+def _job() -> Job | None:
+    """Returns the job of the strategy if optimizers may hold shards."""
+    strategy = tf.distribute.get_strategy()
+    job: Job | None = strategy.extended.job if is_ours(strategy) else None
+    return job if job is not None and job.shard_update else None
+
+
 def variable_for(variable: keras.Variable, value: Any) -> Any:
-    """Returns what a Keras variable is initialised with: in `add_variable_from_reference`, a sharded variable."""
+    """Returns what a Keras variable is initialised with: where an optimizer adds it, a sharded variable."""
     reference = _reference.get()
-    if reference is None or not callable(value) or isinstance(value, tf.Variable):
+    if reference is None or reference.job is None or not callable(value) or isinstance(value, tf.Variable):
         return value
-    path, initializer, job = reference
+    path, initializer, job = reference.path, reference.initializer, reference.job
     of_size = (lambda size: initializer((size,), dtype=variable.dtype)) if isinstance(initializer, _CONSTANT) else None
     return ShardedVariable(variable.path, path, tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype),
                            Initial(value, of_size), job)
@@ -57,9 +87,10 @@ def layouts(optimizer: keras.optimizers.Optimizer) -> dict[int, str]:
     They are told by their names, which Keras makes of that of the trained one.
 
     Returns:
-        {identity of the `tf.Variable`: path}.
+        {identity of the `tf.Variable`: path, "" if that is unknown}.
     """
-    found = {}
+    found = {id(variable.value): "" for variable in optimizer.variables
+             if variable.shape and not variable.name.endswith(_ACCUMULATOR)}
     trained = sorted(keras_compat.trainable_variables(optimizer), key=lambda variable: len(variable.path))
     for reference in trained:  # the longest path that fits counts
         prefix = f"{reference.path.replace('/', '_')}_"

@@ -22,7 +22,6 @@ from tf_poseidon.graph_passes.partition.rules import elementwise
 from tf_poseidon.graph_passes.partition.rules import owned
 from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.states import HELD
-from tf_poseidon.graph_passes.partition.states import Owned
 from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -36,12 +35,12 @@ _ELEMENTWISE = frozenset((*elementwise.UNARY, *elementwise.BINARY, "Add", "AddV2
 
 def applied(case: Case) -> Outcome | None:
     """Applies the rule of an op of which some inputs are shards, or owned."""
-    if any(isinstance(state, Owned) or isinstance(state, Shard) and state.owned for state in case.states):
-        return owned.applied(case)
-    layouts = {state for state in case.states if isinstance(state, Shard)}
-    op = case.node.op
+    op, states = case.node.op, tuple(map(owned.live, case.states))
     if op == "IdentityN":
-        return elementwise.each_passed_on(case)
+        return Outcome(states, states)
+    layouts = {state for state in states if isinstance(state, Shard)}
+    if any(layout.owned for layout in layouts):
+        return owned.applied(case)
     if op in _PASSED_ON:
         return _passed_on(case)
     if len(layouts) > 1:
