@@ -11,7 +11,8 @@ import train_sharded
 FILE = "train_sharded.py"
 BOUND = 1e-9  # as in test_training.py
 # Whose norms are sums of shards, so in another order.
-OF_NORMS = ("clipnorm-adam", "global_clipnorm-adam", "loss_scale_factor-adam", "accumulation_and_clipping-adam")
+OF_NORMS = ("clipnorm-adam", "global_clipnorm-adam", "loss_scale_factor-adam", "accumulation_and_clipping-adam",
+            "adafactor", "recompiled-adafactor", "lamb")
 
 
 def cases(is_full):
@@ -23,7 +24,7 @@ def cases(is_full):
 def of_whole(is_full):
     """Returns the cases of programs whose updates are computed element by element, and run on whole variables."""
     return [dataclasses.replace(case, options=("--whole",)) for case in cases(is_full)
-            if case.name not in (*OF_NORMS, "adafactor", "lamb")]
+            if case.name not in OF_NORMS]
 
 
 @pytest.mark.table(cases=cases)

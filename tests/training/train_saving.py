@@ -1,5 +1,9 @@
-"""Trains with callbacks that write files, on several ranks: train_saving.py DIRECTORY [interrupt] [shards]."""
+"""Trains with callbacks that write files, on several ranks: train_saving.py DIRECTORY [interrupt] [shards | owners].
 
+With "shards", each rank holds a part of each slot; with "owners", of an optimizer for which one rank updates a matrix.
+"""
+
+import functools
 import pathlib
 import sys
 
@@ -18,15 +22,14 @@ class Interrupt(keras.callbacks.Callback):
             raise RuntimeError("interrupted on purpose")
 
 
-def make_model():
+def make_model(optimizer):
     """Returns a model that has every kind of state: accumulators, slots, statistics, seeds."""
     x = keras.Input((8,))
     h = keras.layers.Dense(16, "tanh", use_bias=False)(x)
     h = keras.layers.BatchNormalization(synchronized=True)(h)
     model = keras.Model(x, keras.layers.Dense(3)(keras.layers.GaussianNoise(0.0, seed=3)(h)))
     # Three steps do not divide an epoch: gradients are on their way when it ends.
-    model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3, gradient_accumulation_steps=3), "mse",
-                  metrics=["mae"])
+    model.compile(optimizer(0.01, gradient_accumulation_steps=3), "mse", metrics=["mae"])
     return model
 
 
@@ -34,9 +37,11 @@ def main(directory, *how):
     directory = pathlib.Path(directory)
     keras.config.set_floatx("float64")
     keras.utils.set_random_seed(1)
-    strategy = poseidon.PoseidonStrategy(timeout_s=30, shard_update="shards" in how)
+    is_owned, is_sharded = "owners" in how, bool({"shards", "owners"}.intersection(how))
+    strategy = poseidon.PoseidonStrategy("ps" if is_owned else "auto", timeout_s=30, shard_update=is_sharded)
     with strategy.scope():
-        model = make_model()
+        model = make_model(keras.optimizers.Adafactor if is_owned else functools.partial(
+            keras.optimizers.Adam, epsilon=1e-3))
     # Another path than on the other ranks, to see who writes and reads.
     own, backup = directory / str(strategy.rank), directory / "0" / "backup" / "latest.weights.h5"
     callbacks = [
@@ -59,7 +64,7 @@ def main(directory, *how):
              predictions=model.predict(x, verbose=0))
     # Written a moment ago by rank 0, read by all.
     model.load_weights(directory / "0" / "best.weights.h5")
-    if strategy.rank == 0 or "shards" in how:  # which all ranks read together
+    if strategy.rank == 0 or is_sharded:  # which all ranks read together
         directory = directory if strategy.rank == 0 else own
         directory.mkdir(exist_ok=True)
         model.load_weights(backup)

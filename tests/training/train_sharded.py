@@ -116,19 +116,19 @@ def distributed(strategy):
     return {"losses": np.array(losses), **_arrays(model, adam)}
 
 
-def overlapping(strategy):
+def overlapping(strategy, name="adam"):
     with strategy.scope():
         model = _model()
-        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse", steps_per_execution=4)
+        model.compile(OPTIMIZERS[name](0.01), "mse", steps_per_execution=4)
     model.fit(*_data(), batch_size=8, epochs=2, shuffle=False, verbose=0)
     return _arrays(model, model.optimizer)
 
 
-def recompiled(strategy):
+def recompiled(strategy, name="adam"):
     """An optimizer that trains another loss, in another function, from where it is; then all weights again."""
     with strategy.scope():
         model = _model()
-        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse")
+        model.compile(OPTIMIZERS[name](0.01), "mse")
         model.fit(*_data(), batch_size=BATCH, shuffle=False, verbose=0)
         model.compile(model.optimizer, "mae")
     model.fit(*_data(), batch_size=BATCH, shuffle=False, verbose=0)
@@ -148,7 +148,9 @@ def eager(strategy):
 
 PROGRAMS = {**{name: functools.partial(optimizer, name) for name in OPTIMIZERS},
             **{f"{name}-adam": cell for name, cell in ((w, wrappers.Wrapped(w, "adam")) for w in wrappers.WRAPPERS)},
-            **{program.__name__: program for program in (gan, distributed, overlapping, recompiled, eager)}}
+            **{program.__name__: program for program in (gan, distributed, overlapping, recompiled, eager)},
+            "overlapping-muon": functools.partial(overlapping, name="muon"),
+            "recompiled-adafactor": functools.partial(recompiled, name="adafactor")}
 
 
 def main(out, policy, *names):

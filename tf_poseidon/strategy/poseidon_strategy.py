@@ -107,7 +107,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             its own rows alone, so that what they draw depends on the number of ranks.
         shard_update: Whether each rank updates a part of every variable, and optimizers hold only that part of their
             own variables (as ZeRO-1, and weight-update sharding, do): in proportion to the number of ranks, that saves
-            memory and arithmetic. Updates that are not computed element by element are made on every rank. What is
+            memory and arithmetic. Updates that are not computed element by element are made by one rank each. What is
             computed is the same, files too; reading variables of an optimizer, as saving a model does, is something
             that all ranks do together.
         engine: The library that moves gradients: "mpi", our own communicator over MPI, or "horovod",
