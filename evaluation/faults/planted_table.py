@@ -141,8 +141,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
     ),
     "writer": (
         Planted("sums of lists become chains in the partitioned graph", f"{_PARTITION}/emit/graph_writer.py",
-                "outcome.gives[0] in (WHOLE, OWN) and (\n            node.attr[\"T\"].type != types_pb2.DT_VARIANT)",
-                "outcome.gives[0] in (WHOLE, OWN)", was="ac59d54"),
+                " and (\n                node.attr[\"T\"].type != types_pb2.DT_VARIANT)", "", was="ac59d54"),
         Planted("sums of lists become chains in TensorFlow's optimizer", "graph_passes/grappler_bridge.cc",
                 "terms.size() < 3 || node.attr().at(\"T\").type() == tensorflow::DT_VARIANT)", "terms.size() < 3)",
                 was="77c08e2"),

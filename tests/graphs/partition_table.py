@@ -12,8 +12,8 @@ import partitioning
 import tensorflow as tf
 
 from tf_poseidon import grappler
-from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
+from tf_poseidon.graph_passes.partition.preparation import inline
 from tf_poseidon.graph_passes.partition.propagate import dividing
 from tf_poseidon.graph_passes.partition.row_loops import loop_outcomes
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes

@@ -8,8 +8,8 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon import grappler
-from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
+from tf_poseidon.graph_passes.partition.preparation import inline
 from tf_poseidon.job import communicator
 from tf_poseidon.ops import library
 from tf_poseidon.options import JobOptions

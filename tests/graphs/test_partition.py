@@ -14,9 +14,9 @@ import tensorflow as tf
 from tf_poseidon import grappler
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import devices
-from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition import rules
+from tf_poseidon.graph_passes.partition.preparation import inline
 from tf_poseidon.graph_passes.partition.rules import contractions
 from tf_poseidon.graph_passes.partition.rules import control
 from tf_poseidon.graph_passes.partition.rules import elementwise

@@ -20,8 +20,8 @@ from tensorflow.python.ops import handle_data_util
 from tf_poseidon import grappler
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
-from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
+from tf_poseidon.graph_passes.partition.preparation import inline
 from tf_poseidon.graph_passes.partition.propagate import dividing
 from tf_poseidon.graph_passes.partition.propagate import facts
 from tf_poseidon.graph_passes.partition.row_loops import loop_outcomes

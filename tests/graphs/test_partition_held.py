@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tf_poseidon import grappler
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
-from tf_poseidon.graph_passes.partition import results
+from tf_poseidon.graph_passes.partition.preparation import inline
+from tf_poseidon.graph_passes.partition.preparation import results
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
 BATCHES = (7, 1, 0, 12, 2)

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tf_poseidon import grappler
-from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
+from tf_poseidon.graph_passes.partition.preparation import inline
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
 BATCHES = (7, 1, 0, 12)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_poseidon import grappler
 from tf_poseidon.graph_passes.graph import inference
-from tf_poseidon.graph_passes.partition import inline
+from tf_poseidon.graph_passes.partition.preparation import inline
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 

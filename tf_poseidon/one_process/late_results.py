@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon.graph_passes.partition import results as results_lib
+from tf_poseidon.graph_passes.partition.preparation import results as results_lib
 from tf_poseidon.job.job_variables import held_variables
 from tf_poseidon.one_process.graphs import flat_graphs
 from tf_poseidon.one_process.graphs import graph_texts

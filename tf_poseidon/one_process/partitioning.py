@@ -28,8 +28,8 @@ from tf_poseidon.graph_passes.graph import functions
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import partitioner
 from tf_poseidon.graph_passes.partition import report as report_lib
-from tf_poseidon.graph_passes.partition import results as results_lib
 from tf_poseidon.graph_passes.partition import unroll
+from tf_poseidon.graph_passes.partition.preparation import results as results_lib
 from tf_poseidon.graph_passes.partition.propagate import row_inputs
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.job.verify import Verifier

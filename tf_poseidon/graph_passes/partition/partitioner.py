@@ -17,7 +17,6 @@ from tensorflow.core.framework import graph_pb2
 from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import tensors
-from tf_poseidon.graph_passes.partition import batches
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import states
 from tf_poseidon.graph_passes.partition.emit import graph_writer
@@ -25,6 +24,7 @@ from tf_poseidon.graph_passes.partition.emit import naming
 from tf_poseidon.graph_passes.partition.emit import packing
 from tf_poseidon.graph_passes.partition.emit import row_parts
 from tf_poseidon.graph_passes.partition.ownership import Ownership
+from tf_poseidon.graph_passes.partition.preparation import batches
 from tf_poseidon.graph_passes.partition.propagate import dividing
 from tf_poseidon.graph_passes.partition.propagate import held_summands
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib

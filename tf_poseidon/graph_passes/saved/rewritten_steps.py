@@ -30,9 +30,9 @@ from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import frames as frames_lib
-from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partitioner
 from tf_poseidon.graph_passes.partition import report
+from tf_poseidon.graph_passes.partition.preparation import inline
 from tf_poseidon.graph_passes.saved import check_types
 from tf_poseidon.graph_passes.saved import inputs as inputs_lib
 from tf_poseidon.graph_passes.saved import inserted

@@ -11,8 +11,8 @@ from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
-from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import variables as variables_lib
+from tf_poseidon.graph_passes.partition.preparation import inline
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.one_process.graphs import graph_texts
 from tf_poseidon.ops import sites

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.propagate.facts import AgreedStates
 from tf_poseidon.graph_passes.partition.propagate.prepared_graph import PreparedGraph
-from tf_poseidon.graph_passes.partition.rules.owned import live
+from tf_poseidon.graph_passes.partition.rules.shards import live
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.states import GATHERED

@@ -32,7 +32,6 @@ from tf_poseidon.graph_passes.partition.propagate.loop_merges import LoopMerges
 from tf_poseidon.graph_passes.partition.propagate.loop_merges import MERGES
 from tf_poseidon.graph_passes.partition.propagate.prepared_graph import PreparedGraph
 from tf_poseidon.graph_passes.partition.rules import blocks
-from tf_poseidon.graph_passes.partition.rules import owned
 from tf_poseidon.graph_passes.partition.rules import shards
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import OWN
@@ -242,7 +241,7 @@ class _Search:
 
     def _live(self, tensor: str) -> State:
         """Returns the state in which branches and loops see a tensor."""
-        return owned.live(self._seen(tensor))
+        return shards.live(self._seen(tensor))
 
     def _is_whole(self, node: node_def_pb2.NodeDef) -> bool:
         """Whether a node runs whole because all its inputs are."""

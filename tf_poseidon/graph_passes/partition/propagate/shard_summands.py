@@ -17,7 +17,6 @@ from tf_poseidon.graph_passes.partition.case import Case
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.propagate.facts import Facts
 from tf_poseidon.graph_passes.partition.propagate.prepared_graph import PreparedGraph
-from tf_poseidon.graph_passes.partition.rules import owned
 from tf_poseidon.graph_passes.partition.rules import shards
 from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
@@ -75,7 +74,7 @@ def _shard_of_readers(prepared: PreparedGraph, outcomes: Mapping[str, Outcome], 
                     pass
                 elif any(state != WHOLE for state in outcome.gives):
                     return None
-                elif is_owned and owned.can_run_alone(case) or shards.is_elementwise(reader.op) and all(
+                elif is_owned and shards.can_run_alone(case) or shards.is_elementwise(reader.op) and all(
                         prepared.sizes.shape(output) == shape for output in case.outputs):
                     queue += map(tensors.canonical, case.outputs)
                 else:
@@ -105,7 +104,7 @@ def made_whole(sizes: Sizes, states: Mapping[str, State], outcomes: Mapping[str,
                          if takes is not None and not isinstance(takes, (Shard, Owned))]
     found = set()
     for tensor in map(tensors.canonical, gathered):
-        state = owned.live(states.get(tensor, WHOLE))
+        state = shards.live(states.get(tensor, WHOLE))
         if isinstance(state, Shard) and not (state.owned and _is_single(sizes, tensor)):
             found.add(state)
     return found

@@ -1,8 +1,12 @@
 """Ops on shards: what a rank computes of a tensor whose elements it owns in part, as in the update of a variable.
 
 A shard is flat, and has no rows; so all ops have their rules here, in one place. Those that work element by element
-take the same elements of their other inputs, and reductions over all elements give a summand of each rank. Where one
-rank owns all elements, it can run any op (owned.py).
+take the same elements of their other inputs, and reductions over all elements give a summand of each rank.
+
+Where one rank owns all elements, it can run any op. The graph is the same on all ranks. What enters the owner's part of
+it passes a Switch, so on other ranks its ops are dead, as those of a branch that is not taken: they do not run. What
+leaves it passes a Merge, which gives an empty vector there. Variables, and the branches and loops of the program, are
+outside: they get what has left, on all ranks.
 
 Tests: tests/graphs/test_partition_shards.py.
 """
@@ -13,16 +17,22 @@ import math
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.graph_passes.graph import tensors
+from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition.case import Case
 from tf_poseidon.graph_passes.partition.case import is_inexact
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
 from tf_poseidon.graph_passes.partition.rules import control
 from tf_poseidon.graph_passes.partition.rules import elementwise
-from tf_poseidon.graph_passes.partition.rules import owned
 from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.states import HELD
+from tf_poseidon.graph_passes.partition.states import Owned
 from tf_poseidon.graph_passes.partition.states import Shard
+from tf_poseidon.graph_passes.partition.states import SHARDED
+from tf_poseidon.graph_passes.partition.states import State
+from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 _REDUCTIONS = ("Sum", "Mean", "L2Loss", "All", "Any")
@@ -35,12 +45,12 @@ _ELEMENTWISE = frozenset((*elementwise.UNARY, *elementwise.BINARY, "Add", "AddV2
 
 def applied(case: Case) -> Outcome | None:
     """Applies the rule of an op of which some inputs are shards, or owned."""
-    op, states = case.node.op, tuple(map(owned.live, case.states))
+    op, states = case.node.op, tuple(map(live, case.states))
     if op == "IdentityN":
         return Outcome(states, states)
     layouts = {state for state in states if isinstance(state, Shard)}
     if any(layout.owned for layout in layouts):
-        return owned.applied(case)
+        return _owned(case)
     if op in _PASSED_ON:
         return _passed_on(case)
     if len(layouts) > 1:
@@ -63,6 +73,34 @@ def is_of_all(case: Case) -> bool:
         return case.node.op in _REDUCTIONS
     axes = case.constant(1) if case.node.op in _REDUCTIONS else None
     return axes is not None and rank is not None and {int(axis) % rank for axis in axes.flatten()} == set(range(rank))
+
+
+def can_run_alone(case: Case) -> bool:
+    """Whether one rank can run an op that the others do not, which nothing but its outputs says."""
+    op = tf_compat.op_def(case.node.op)
+    types = tensors.types_of_outputs(case.node)
+    return (op is not None and not op.is_stateful and case.node.op not in frames_lib.CONTROL_FLOW
+            and not case.is_waited_for and SHARDED.issuperset(types)
+            and all(row_size.is_constant(case.shape_of(output)) for output in case.outputs))
+
+
+def live(state: State) -> State:
+    """Returns the state in which all ranks have a tensor: of one that is owned, the shard."""
+    return state.shard if isinstance(state, Owned) else state
+
+
+def _owned(case: Case) -> Outcome | None:
+    """Any op without a state of its own runs on the owner alone."""
+    layouts = {state.layout for state in case.states if isinstance(state, (Owned, Shard))}
+    if len(layouts) > 1:
+        return None
+    owned = Owned(layouts.pop())
+    if case.node.op in ("Switch", "Enter", "Exit"):
+        return case.all({0: owned.shard}, owned.shard) if isinstance(case.states[0], (Owned, Shard)) else None
+    if not can_run_alone(case):
+        return None
+    takes = (owned if isinstance(state, (Owned, Shard)) or state == SUM else WHOLE for state in case.states)
+    return Outcome(tuple(takes), (owned,) * case.num_outputs)
 
 
 def _passed_on(case: Case) -> Outcome | None:

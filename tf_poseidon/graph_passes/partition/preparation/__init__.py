@@ -1,0 +1,1 @@
+"""What changes the graph of one process before it is partitioned."""
