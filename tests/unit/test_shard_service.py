@@ -12,6 +12,8 @@ from tf_poseidon.job.job_variables.shard_service import ShardService
 class OfTwoRanks:
     """A communicator of this rank and another one."""
 
+    size = 2
+
     def __init__(self, of_rank_0, differences_of_other):
         self._of_rank_0, self._others = np.array(of_rank_0), np.array(differences_of_other)
 
