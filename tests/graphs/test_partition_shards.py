@@ -123,6 +123,24 @@ def means(weights, slots, gradient):
         return weights.assign_sub(gradient / tf.sqrt(slot.read_value()))
 
 
+def by_others(weights, slots, gradient):
+    """A slot of another shape leads to those of the weights by another one only."""
+    slot, first, second = slots
+    with tf.control_dependencies([first.assign(0.5 * first.read_value() + tf.reduce_mean(gradient, 1)),
+                                  slot.assign_add(gradient * (1 + second.read_value()[:, None]))]):
+        with tf.control_dependencies([second.assign(tf.tanh(first.read_value()))]):
+            return weights.assign_sub(slot.read_value())
+
+
+def statistics(weights, slots, gradient):
+    """Shampoo's: slots take shards of what is computed of the whole gradient and of a slot of another shape alone."""
+    slot, others = slots
+    with tf.control_dependencies([others.assign_add(tf.tanh(tf.matmul(gradient, gradient, transpose_a=True)))]):
+        scaled = tf.matmul(gradient, others.read_value())
+    with tf.control_dependencies([slot.assign(0.5 * slot.read_value() + scaled)]):
+        return weights.assign_sub(slot.read_value())
+
+
 def norm_of_rows(weights, slots, gradient):
     """A number that is computed of them trains a variable that is whole."""
     slot, others = slots
@@ -212,6 +230,8 @@ UPDATES = {
     also_whole: Update(1, ["shards", "sum"], SHARDS),
     by_rows: Update(1, ["sum"], SHARDS, held=False), products: Update(1, ["sum"], SHARDS, held=False),
     means: Update(1, ["shards", "sum"], SHARDS, (SHAPE[:1], SHAPE[1:])),
+    by_others: Update(1, ["shards", "sum"], SHARDS, (SHAPE[:1], SHAPE[:1])),
+    statistics: Update(1, ["shards", "sum"], SHARDS, (SHAPE[1:] * 2,)),
     norm_of_rows: Update(1, ["sum"], ["scatter", "shards", "shards"], ((1,),), held=False),
     of_both: Update(2, ["sum", "sum"], ["scatter"] * 2 + ["shards"] * 4, held=False, trained=2),
     read_again: Update(1, ["sum"], SHARDS, ((1,),), held=False),
@@ -268,8 +288,8 @@ OWNED = [update for update in UPDATES if UPDATES[update].owned or not UPDATES[up
 def test_one_rank_owns_what_no_shard_can_update(update):
     expected = UPDATES[update]
     names = {f"slot{i}" for i in range(expected.slots)}
-    if update is means:  # what only this update reads and writes
-        names |= {"other0", "other1"}
+    if update in (means, by_others, statistics):  # what only this update reads and writes
+        names |= {f"other{i}" for i in range(len(expected.others))}
     _check(update, expected.owned or expected.kinds, names if expected.owned else set(), {0: 9, 1: 0, 2: 0})
 
 

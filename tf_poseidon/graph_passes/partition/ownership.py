@@ -25,7 +25,8 @@ class Ownership:
     """Which variables of a graph hold shards, and of which layouts one rank owns all elements.
 
     A layout's candidates are tried as shards; then as what one rank owns, if some need their values whole, or the
-    gradient besides; then as shards again, unless some need their values whole.
+    gradient besides; then as shards again, unless some need their values whole. If there are some of other shapes,
+    which cannot be shards, it is tried as what one rank owns at first.
     """
 
     def __init__(self, sizes: graph_sizes.Sizes, shards: Mapping[str, str], candidates: Mapping[str, str],
@@ -34,10 +35,11 @@ class Ownership:
         self._sizes, self._shards, self._owners, self._loads = sizes, shards, owners, loads
         self._candidates = {name: candidates[name] for name in held_summands.candidates(sizes.graph, candidates)}
         self._layouts = _layouts_of(sizes.graph, {**shards, **self._candidates})
-        layouts = set(self._layouts.values())
-        self._owned = set(owners)
-        self._can_be_owned = layouts - set(shards.values()) if loads else set[str]()
-        self._can_be_shards = layouts
+        can_be_owned = set(self._layouts.values()) - set(shards.values()) if loads else set[str]()
+        of_other_shapes = {layout for name, layout in self._layouts.items() if self._candidates.get(name) == ""}
+        self._owned = owners.keys() | of_other_shapes & can_be_owned
+        self._can_be_owned = can_be_owned - self._owned
+        self._can_be_shards = set(self._layouts.values())
 
     @property
     def layouts(self) -> dict[str, str]:
@@ -94,27 +96,40 @@ def _layouts_of(graph: graph_lib.Graph, names: Mapping[str, str]) -> dict[str, s
     Returns:
         Those of all variables for which one is given or found.
     """
-    found = {name: layout for name, layout in names.items() if layout}
-    for name in names.keys() - found.keys():
-        reached = _reached(graph, name, found)
+    reads = collections.defaultdict[str, list[str]](list)
+    for node in graph.graph_def.node if "" in names.values() else ():
+        if node.op == _READ:
+            reads[variables_lib.source(graph, graph.inputs(node)[0])].append(node.name)
+    found = {}
+    for name, layout in names.items():
+        reached = {layout} if layout else _reached(graph, name, names, reads)
         if len(reached) == 1:
             found[name] = reached.pop()
-    return {name: found[name] for name in names if name in found}
+    return found
 
 
-def _reached(graph: graph_lib.Graph, name: str, layouts: Mapping[str, str]) -> set[str]:
-    """Returns the layouts of the variables to which is assigned what is computed from a variable."""
-    queue = [node.name for node in graph.graph_def.node
-             if node.op == _READ and variables_lib.source(graph, graph.inputs(node)[0]) == name]
+def _reached(graph: graph_lib.Graph, name: str, layouts: Mapping[str, str], reads: Mapping[str, list[str]]) -> set[str]:
+    """Returns the layouts of the variables to which what is read from a variable leads, also by others without one.
+
+    Args:
+        graph: The `indexed_graph.Graph`.
+        name: The name of the node from which the variable's resource comes.
+        layouts: The layouts of variables, "" where it is to be found.
+        reads: The names of the nodes that read each variable.
+    """
+    queue = [*reads.get(name, ())]
     seen, reached = set(queue), set[str]()
     while queue:
         for reader in graph.consumers(queue.pop()):
+            op, new = tf_compat.op_def(reader.op), list[str]()
             if reader.op.startswith(_ASSIGN):
-                reached |= {layouts.get(variables_lib.source(graph, graph.inputs(reader)[0]), "")} - {""}
-            op = tf_compat.op_def(reader.op)
-            if reader.name not in seen and op is not None and not op.is_stateful:
-                seen.add(reader.name)
-                queue.append(reader.name)
+                assigned = variables_lib.source(graph, graph.inputs(reader)[0])
+                reached |= {layouts.get(assigned, "")} - {""}
+                new = reads.get(assigned, []) if layouts.get(assigned) == "" else []
+            elif op is not None and not op.is_stateful:
+                new = [reader.name]
+            queue += [node for node in new if node not in seen]
+            seen.update(new)
     return reached
 
 
