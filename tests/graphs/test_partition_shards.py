@@ -123,6 +123,19 @@ def means(weights, slots, gradient):
         return weights.assign_sub(gradient / tf.sqrt(slot.read_value()))
 
 
+def of_other_types(weights, slots, gradient):
+    """A number of another type leaves a branch."""
+    slot, = slots
+
+    def apply():
+        sums = tf.cast(tf.cumsum(slot.read_value() + gradient), tf.float32)
+        with tf.control_dependencies([slot.assign(tf.cast(sums, tf.float64) / 1024)]):
+            with tf.control_dependencies([weights.assign_add(slot.read_value())]):
+                return tf.argmax(slot.read_value()[:, 0])
+
+    return tf.cond(tf.reduce_all(tf.math.is_finite(gradient)), apply, lambda: tf.constant(0, tf.int64))
+
+
 def by_others(weights, slots, gradient):
     """A slot of another shape leads to those of the weights by another one only."""
     slot, first, second = slots
@@ -230,6 +243,7 @@ UPDATES = {
     also_whole: Update(1, ["shards", "sum"], SHARDS),
     by_rows: Update(1, ["sum"], SHARDS, held=False), products: Update(1, ["sum"], SHARDS, held=False),
     means: Update(1, ["shards", "sum"], SHARDS, (SHAPE[:1], SHAPE[1:])),
+    of_other_types: Update(1, ["sum"], ["shards", "shards", "sum"], held=False),
     by_others: Update(1, ["shards", "sum"], SHARDS, (SHAPE[:1], SHAPE[:1])),
     statistics: Update(1, ["shards", "sum"], SHARDS, (SHAPE[1:] * 2,)),
     norm_of_rows: Update(1, ["sum"], ["scatter", "shards", "shards"], ((1,),), held=False),

@@ -162,7 +162,8 @@ class Conversions:
         writer = self._written.writer(f"{prefix}/shard", self._written.device_of(value))
         any_size = writer.constant("any", np.array([-1], np.int32), value)
         flat = writer.add("flat", "Reshape", [value, any_size], T=dtype, Tshape=types_pb2.DT_INT32)
-        elsewhere = writer.add("elsewhere", "Identity", [self._entrances[entered, state]], T=dtype)
+        elsewhere = writer.add("elsewhere", "Identity", [self._entrances[entered, state]],
+                               T=self._written.dtype_of(entered))
         nothing = writer.constant("nothing", np.zeros(0, tf.as_dtype(dtype).as_numpy_dtype), elsewhere)
         return writer.add("", "Merge", [flat, nothing], T=dtype, N=2)
 
