@@ -205,6 +205,17 @@ def test_explain_refuses_models_and_values_by_name(make, message):
         make()
 
 
+@pytest.mark.parametrize("optimizer, largest", [("adam", 3 * 8 * 2**16 // 4), ("muon", 4 * 2**16)])
+def test_memory_is_that_of_the_rank_that_holds_most(optimizer, largest):
+    """Of Adam's variables all ranks hold as much; Muon's of a matrix are on one rank, of all three on one each."""
+    model = keras.Sequential([keras.Input((256,)), *(keras.layers.Dense(256, use_bias=False) for _ in range(3))])
+    model.compile(optimizer, "mse")
+    plan = poseidon.explain(model, 8, 4, 1.0, policy="ps", shard_update=True)
+    numbers = plan.memory.whole_slots - 3 * (8 if optimizer == "adam" else 4) * 2**16  # not of matrices
+    assert 0 < numbers < 100
+    assert plan.memory.slots == largest + numbers
+
+
 def command(*arguments):
     return subprocess.run([TF_POSEIDON, *map(str, arguments)], text=True, timeout=120,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)

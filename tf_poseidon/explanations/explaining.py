@@ -146,13 +146,17 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     plan = of_step.plan
     if plan.refusal:
         raise GraphError(f"The training step of '{model.name}' cannot be planned: {plan.refusal}")
-    shards = set(map(id, partition.shards))
     slots = [variable.value for optimizer in optimizers for variable in optimizer.variables]
-    divided = _bytes([variable for variable in slots if id(variable) in shards])
+    of_owner = collections.Counter[int]()  # the bytes of slots
+    for variable, division in zip(partition.shards, partition.divisions, strict=True):
+        of_owner[division.owner] += _bytes([variable])
+    whole = _bytes(slots) - of_owner.total()
+    spread = of_owner.pop(-1, 0)
     return dataclasses.replace(plan, memory=planning.Memory(
         _bytes([variable.value for variable in model.variables]),
         _bytes([variable.value for variable in model.trainable_variables]),
-        _bytes(slots) - divided + divided // workers, _bytes(slots), round((plan.total_bytes or 0) / 2)))
+        whole + spread // workers + max(of_owner.values(), default=0), _bytes(slots),
+        round((plan.total_bytes or 0) / 2)))
 
 
 def _with_inner(optimizers: Iterable[keras.optimizers.Optimizer]) -> list[keras.optimizers.Optimizer]:

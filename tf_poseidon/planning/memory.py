@@ -13,7 +13,8 @@ class Memory:
     Attributes:
         weights: The variables of the model.
         gradients: The gradients of one step, whole.
-        slots: The optimizer's variables for each trained one; a rank's shards of those that are divided.
+        slots: The optimizer's variables for each trained one; a rank's shards of those that are divided, and what
+            the rank owns that owns most.
         whole_slots: The same if none were divided.
         received: What the rank receives of others in a step, if all of it is there at a time.
     """
