@@ -174,6 +174,25 @@ def of_both(weights, slots, gradients):
     return tf.group(updates)
 
 
+def of_the_same(weights, slots, gradients):
+    """The slots of two variables take the same value, which is whole."""
+    same, updates = tf.reverse(weights[0].read_value(), [1]), []
+    for variable, slot, one in zip(weights, slots, gradients):
+        with tf.control_dependencies([slot.assign_add(same)]):
+            updates.append(variable.assign_sub(tf.reverse(slot.read_value() + one, [0])))
+    return tf.group(updates)
+
+
+def one_of_another(weights, slots, gradients):
+    """What one owner computes is in the slot of another; there are no shards in which it could be."""
+    first, second = slots
+    with tf.control_dependencies([first.assign_add(gradients[0])]):
+        turned = tf.reverse(first.read_value(), [0])
+    with tf.control_dependencies([second.assign(turned)]):
+        total = tf.cumsum(second.read_value() + gradients[1]) / 1024
+    return tf.group(weights[0].assign_sub(turned), weights[1].assign_sub(total))
+
+
 def read_again(weights, slots, gradient):
     """The weights are read again in the step, whole, and a slot is in two updates."""
     slot, others = slots
@@ -248,6 +267,8 @@ UPDATES = {
     statistics: Update(1, ["shards", "sum"], SHARDS, (SHAPE[1:] * 2,)),
     norm_of_rows: Update(1, ["sum"], ["scatter", "shards", "shards"], ((1,),), held=False),
     of_both: Update(2, ["sum", "sum"], ["scatter"] * 2 + ["shards"] * 4, held=False, trained=2),
+    of_the_same: Update(2, ["sum", "sum"], ["scatter"] * 2 + ["shards"] * 2, held=False, trained=2),
+    one_of_another: Update(2, ["sum", "sum"], ["scatter"] * 2 + ["shards"] * 2, held=False, trained=2),
     read_again: Update(1, ["sum"], SHARDS, ((1,),), held=False),
     guarded_products: Update(1, ["sum"], SHARDS, held=False), waited_for: Update(1, ["sum"], held=False),
     in_python: Update(1, ["sum"], held=False)}

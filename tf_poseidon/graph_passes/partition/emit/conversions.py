@@ -18,6 +18,8 @@ Ensures: nodes that convert a tensor are below "poseidon/" and the tensor's name
 Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_golden.py.
 """
 
+import collections
+
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
@@ -79,6 +81,7 @@ class Conversions:
                            for tensor, takes in zip(self._graph.inputs(self._graph.nodes[name]), outcome.takes)
                            if takes == WHOLE and isinstance(written.computed_state(tensor), Rows)}
         self._copies: dict[str, str] = {}  # by node: the node that computes it again, whole
+        self._layouts = collections.Counter[tuple[str, type]]()  # by tensor and kind of state: how many it is taken in
         self._entrances: dict[tuple[str, Owned], str] = {}  # by tensor and the state it is converted to: the Switch
 
     def set_whole(self, tensor: str, name: str) -> None:
@@ -110,6 +113,10 @@ class Conversions:
         dtype = tensors.dtype_of(node, graph_lib.output_of(name))
         place = self._written.places[node.name]
         prefix = f"{PREFIX}/{name.replace(':', '_output')}"
+        if isinstance(state, (Shard, Owned)):
+            number = self._layouts[name, type(state)]
+            self._layouts[name, type(state)] += 1
+            prefix = f"{prefix}/layout{number}" if number else prefix
         value = self._written.renamed.get(name, name)
         if isinstance(state, Owned):
             return self._entered(name, state, dtype, prefix)
