@@ -154,6 +154,17 @@ def statistics(weights, slots, gradient):
         return weights.assign_sub(slot.read_value())
 
 
+def without_slots(weights, slots, gradient):
+    """What is kept has another shape, and leads to the weights alone; what waits for it is not led to."""
+    others, number = slots
+    with tf.control_dependencies([others.assign_add(tf.tanh(tf.matmul(gradient, gradient, transpose_a=True)))]):
+        read = others.value()
+    with tf.control_dependencies([read]):
+        counted = number.assign_add(1)
+    with tf.control_dependencies([counted]):
+        return weights.assign_sub(tf.matmul(gradient, read))
+
+
 def norm_of_rows(weights, slots, gradient):
     """A number that is computed of them trains a variable that is whole."""
     slot, others = slots
@@ -265,6 +276,7 @@ UPDATES = {
     of_other_types: Update(1, ["sum"], ["shards", "shards", "sum"], held=False),
     by_others: Update(1, ["shards", "sum"], SHARDS, (SHAPE[:1], SHAPE[:1])),
     statistics: Update(1, ["shards", "sum"], SHARDS, (SHAPE[1:] * 2,)),
+    without_slots: Update(0, ["sum"], SHARDS, (SHAPE[1:] * 2, ()), held=False),
     norm_of_rows: Update(1, ["sum"], ["scatter", "shards", "shards"], ((1,),), held=False),
     of_both: Update(2, ["sum", "sum"], ["scatter"] * 2 + ["shards"] * 4, held=False, trained=2),
     of_the_same: Update(2, ["sum", "sum"], ["scatter"] * 2 + ["shards"] * 2, held=False, trained=2),
@@ -325,6 +337,8 @@ def test_one_rank_owns_what_no_shard_can_update(update):
     names = {f"slot{i}" for i in range(expected.slots)}
     if update in (means, by_others, statistics):  # what only this update reads and writes
         names |= {f"other{i}" for i in range(len(expected.others))}
+    elif update is without_slots:
+        names = {"other0"}
     _check(update, expected.owned or expected.kinds, names if expected.owned else set(), {0: 9, 1: 0, 2: 0})
 
 
@@ -335,9 +349,11 @@ def _check(update, kinds, held, loads=None):
     names = [initial, done, *read.values()]
     layouts = {name: "" if name.startswith("other") else "weights1" if UPDATES[update].trained > 1 and name == "slot1"
                else "weights" for name in read if not name.startswith("weights")}
+    if update is without_slots:
+        del layouts["other1"]
     flat = inline.inline(graph.as_graph_def(), names)
     partitioned = partition_lib.partition(flat, [initial, done], grappler.add_shapes, partition_lib.KnownVariables(
-        shard_candidates=layouts, loads=loads or {}))
+        {} if UPDATES[update].slots else {name: name for name in read}, shard_candidates=layouts, loads=loads or {}))
     assert sorted(exchange.kind for exchange in partitioned.report.exchanges) == kinds, partitioned.report
     assert partitioned.shards.keys() == held
     assert sorted(partitioned.owners.values()) == [1, 2][:UPDATES[update].trained] * bool(loads and held)

@@ -265,7 +265,8 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         partitioned = partitioner.partition(graph_def, outputs, grappler.add_shapes, known, rows=options.rows,
                                             runs_whole=True, own=outputs if keeps_rows else ())
         as_factors = _shorter_as_factors(partitioned, options)
-        left = {name: layout for name, layout in known.shard_candidates.items() if layout not in as_factors}
+        left = {name: layout for name, layout in known.shard_candidates.items()
+                if partitioned.shards.get(name, layout) not in as_factors}
         if len(left) == len(known.shard_candidates):
             break
         known = dataclasses.replace(known, shard_candidates=left)

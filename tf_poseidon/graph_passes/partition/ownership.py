@@ -29,12 +29,12 @@ class Ownership:
     which cannot be shards, it is tried as what one rank owns at first.
     """
 
-    def __init__(self, sizes: graph_sizes.Sizes, shards: Mapping[str, str], candidates: Mapping[str, str],
-                 owners: Mapping[str, int], loads: Mapping[int, int]) -> None:
+    def __init__(self, sizes: graph_sizes.Sizes, paths: Mapping[str, str], shards: Mapping[str, str],
+                 candidates: Mapping[str, str], owners: Mapping[str, int], loads: Mapping[int, int]) -> None:
         """Makes all candidates shards; the arguments are those of `partitioner.KnownVariables`."""
         self._sizes, self._shards, self._owners, self._loads = sizes, shards, owners, loads
         self._candidates = {name: candidates[name] for name in held_summands.candidates(sizes.graph, candidates)}
-        self._layouts = _layouts_of(sizes.graph, {**shards, **self._candidates})
+        self._layouts = _layouts_of(sizes.graph, paths, {**shards, **self._candidates})
         can_be_owned = set(self._layouts.values()) - set(shards.values()) if loads else set[str]()
         of_other_shapes = {layout for name, layout in self._layouts.items() if self._candidates.get(name) == ""}
         self._owned = owners.keys() | of_other_shapes & can_be_owned
@@ -85,13 +85,14 @@ class Ownership:
         return owners
 
 
-def _layouts_of(graph: graph_lib.Graph, names: Mapping[str, str]) -> dict[str, str]:
+def _layouts_of(graph: graph_lib.Graph, paths: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     """Returns the layouts of variables that the updates of one trained variable alone read and write.
 
     Args:
         graph: The `indexed_graph.Graph`.
-        names: The layouts of variables, by names of the nodes from which their resources come; "" where it is to be
-            found. Such a variable belongs to the variables of one layout if what is read from it leads to them alone.
+        paths: The paths of all variables, by names of the nodes from which their resources come.
+        names: The layouts of some variables, by the same names; "" where it is to be found. Such a variable belongs to
+            one layout if what is read from it leads to the variable of this path and to those of this layout alone.
 
     Returns:
         Those of all variables for which one is given or found.
@@ -100,9 +101,9 @@ def _layouts_of(graph: graph_lib.Graph, names: Mapping[str, str]) -> dict[str, s
     for node in graph.graph_def.node if "" in names.values() else ():
         if node.op == _READ:
             reads[variables_lib.source(graph, graph.inputs(node)[0])].append(node.name)
-    found = {}
+    found, layouts = {}, {**paths, **names}
     for name, layout in names.items():
-        reached = {layout} if layout else _reached(graph, name, names, reads)
+        reached = {layout} if layout else _reached(graph, name, layouts, reads)
         if len(reached) == 1:
             found[name] = reached.pop()
     return found
@@ -120,7 +121,10 @@ def _reached(graph: graph_lib.Graph, name: str, layouts: Mapping[str, str], read
     queue = [*reads.get(name, ())]
     seen, reached = set(queue), set[str]()
     while queue:
-        for reader in graph.consumers(queue.pop()):
+        read = queue.pop()
+        for reader in graph.consumers(read):
+            if read not in map(graph_lib.node_of, graph.inputs(reader)):
+                continue  # it only waits
             op, new = tf_compat.op_def(reader.op), list[str]()
             if reader.op.startswith(_ASSIGN):
                 assigned = variables_lib.source(graph, graph.inputs(reader)[0])

@@ -110,7 +110,8 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     needed = [fetch for fetch in fetches if fetch not in own]
     given = frozenset(variables.summands)
     summands = given | held_summands.candidates(sizes.graph, variables.candidates)
-    ownership = Ownership(sizes, variables.shards, variables.shard_candidates, variables.owners, variables.loads)
+    ownership = Ownership(sizes, variables.paths, variables.shards, variables.shard_candidates, variables.owners,
+                          variables.loads)
     while True:
         held: dict[str, states.State] = ownership.held()
         propagated = dividing.propagate(sizes, held | dict.fromkeys(summands, states.HELD), needed, kept, loops)
