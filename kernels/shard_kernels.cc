@@ -99,13 +99,26 @@ void ShardKernel::Compute(OpKernelContext* context) {
   });
 }
 
+ReduceScatterKernel::ReduceScatterKernel(OpKernelConstruction* context)
+    : SyncKernel(context, "scatter"), attributes_(context) {
+  const tensorflow::DataType given = context->input_type(0), sum = context->output_type(0);
+  const bool is_half = given == tensorflow::DT_HALF || given == tensorflow::DT_BFLOAT16;
+  OP_REQUIRES(context, sum == given || (is_half && sum == tensorflow::DT_FLOAT),
+              absl::InvalidArgumentError(absl::StrCat("'", site_, "' sums a gradient of type ", DataTypeString(given),
+                                                      " as ", DataTypeString(sum),
+                                                      ", expected its own type, or float for half and bfloat16.")));
+}
+
 void ReduceScatterKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
   Tensor wire, shard;
   OP_REQUIRES_OK_ASYNC(context, Narrow(context, &wire), done);
-  const auto own = attributes_.OwnOf(context, *this, site_, wire.NumElements(), wire.dtype());
+  const tensorflow::DataType sum = is_narrowed_ ? wire.dtype() : output_type(0);
+  const auto own = attributes_.OwnOf(context, *this, site_, wire.NumElements(), sum);
   if (!own) return done();
-  OP_REQUIRES_OK_ASYNC(context, context->allocate_temp(wire.dtype(), TensorShape({own->elements}), &shard), done);
+  OP_REQUIRES_OK_ASYNC(context, context->allocate_temp(sum, TensorShape({own->elements}), &shard), done);
   Exchange exchange = ToExchange(context, wire);
+  exchange.dtype = ToDataType(sum);
+  if (sum != wire.dtype()) exchange.input_dtype = ToDataType(wire.dtype());
   exchange.ways = Ways::kUp;
   exchange.shards = attributes_.layout();
   Run(context, std::move(exchange), wire, shard, Widening(context, shard, done), done);

@@ -61,8 +61,7 @@ class ShardSizeKernel : public tensorflow::OpKernel {
 
 class ReduceScatterKernel : public SyncKernel {
  public:
-  explicit ReduceScatterKernel(tensorflow::OpKernelConstruction* context)
-      : SyncKernel(context, "scatter"), attributes_(context) {}
+  explicit ReduceScatterKernel(tensorflow::OpKernelConstruction* context);
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
 
  private:

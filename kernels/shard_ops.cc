@@ -80,8 +80,9 @@ elements: The number of elements of the tensor.
 REGISTER_OP("PoseidonReduceScatter")
     .Input("gradient: T")
     .Input("contributes: bool")
-    .Output("shard: T")
+    .Output("shard: Tout")
     .Attr("T: {half, bfloat16, float, double, int32, int64}")
+    .Attr("Tout: {half, bfloat16, float, double, int32, int64}")
     .Attr("site: string")
     .Attr("layout: string")
     .Attr("owner: int >= -1 = -1")
@@ -97,6 +98,8 @@ Sums a gradient over all ranks and returns this rank's shard of the sum: the way
 
 gradient, contributes, site, shape, wire_dtype, eager, priority: Same as in PoseidonSync.
 shard: Of the sum, [n].
+Tout: T, or float for half and bfloat16: then the sum is not rounded. Each rank decides for itself whether its gradient
+  travels in two bytes: others may send it as float.
 layout, owner: Same as in PoseidonShard.
 )doc");
 

@@ -180,7 +180,8 @@ def _other_transfer(exchange, machines):
     if exchange.kind == planning.BROADCAST:
         return {"root_bytes": num_bytes, "up_seconds": copy, "down_seconds": of_all}
     # One way of a sum: each node has a shard, of which every other node gives its part, or gets it.
-    shard, of_shard = num_bytes / machines.nodes, copy / machines.nodes
+    sent = exchange.traffic.both_ways[0] if gpus == 1 else num_bytes
+    shard, of_shard = sent / machines.nodes, copy / machines.nodes
     up, down = (of_all, of_shard) if exchange.kind == planning.SCATTER else (of_shard, of_all)
     return {"peer_bytes": shard, "up_seconds": up, "down_seconds": down}
 

@@ -68,6 +68,26 @@ def test_halves_of_an_exchange_have_the_bits_of_the_whole(job, count, kernel, ow
         assert max(sizes) - min(sizes) <= 2 * KV_PAIR // 4
 
 
+@pytest.mark.parametrize("job", JOBS, indirect=True)
+@pytest.mark.parametrize("count", [0, COUNTS[-1]])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_halves_in_float_have_the_bits_of_casts(job, count, dtype, kernel):
+    """Also where a rank sends the cast itself; the last rank is left out."""
+    tensors = [np.random.default_rng(rank).normal(size=count) for rank in range(len(job))]
+
+    def of_rank(rank):
+        options = {"layout": "x", "contributes": rank == 0 or rank + 1 < len(job)}
+        half = tf.constant(tensors[rank], dtype)
+        cast = tf.cast(half, tf.float32)
+        return (ops.reduce_scatter(cast, "casts", **options),
+                ops.reduce_scatter(cast if rank == 1 else half, "halves", dtype=tf.float32, **options))
+
+    for of_casts, of_halves in run(job, of_rank, kernel):
+        assert of_halves.dtype == np.float32
+        np.testing.assert_array_equal(of_halves, of_casts)
+
+
 # By type of the tensor, the one in which it is a sum; None where it cannot be added.
 TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float64": "float64", "int32": "int32", "int64": "int64",
          "int8": None, "uint16": None, "uint64": None, "bool": None}
@@ -118,7 +138,8 @@ def test_each_half_sends_half_as_much(job):
     def of_rank(rank):
         gradient = tf.ones(count)
         own = ops.reduce_scatter(gradient, "scatter", "x")
-        return ops.sync(gradient, "sum"), ops.gather_shards(own, "shards", [count], "x")
+        of_halves = ops.reduce_scatter(tf.cast(gradient, tf.bfloat16), "halves", "x", dtype=tf.float32)
+        return ops.sync(gradient, "sum"), ops.gather_shards(own, "shards", [count], "x"), of_halves
 
     for rank in job:
         rank.record_events(100)
@@ -127,25 +148,28 @@ def test_each_half_sends_half_as_much(job):
         sent = {name: (site["sent_bytes"], site["received_bytes"], site["count"])
                 for name, site in rank.statistics()["sites"].items()}
         half = 2 * 4 * count * 2 // 3  # in two steps
-        assert sent == {"sum": (2 * half, 2 * half, 2), "scatter": (half, half, 2), "shards": (half, half, 2)}
+        assert sent == {"sum": (2 * half, 2 * half, 2), "scatter": (half, half, 2), "shards": (half, half, 2),
+                        "halves": (half // 2, half // 2, 2)}
         events = [(event[0], event[1], event[4]) for event in rank.events()["events"]]
         assert sorted(events) == sorted(2 * [("ps", "sum", 4 * count), ("scatter", "scatter", 4 * count),
-                                             ("shards", "shards", 4 * count)])
+                                             ("scatter", "halves", 4 * count), ("shards", "shards", 4 * count)])
 
 
-def test_plans_know_what_each_half_exchanges():
+@pytest.mark.parametrize("dtype, sent_bytes", [(tf.float32, 80_000), (tf.bfloat16, 40_000)])
+def test_plans_know_what_each_half_exchanges(dtype, sent_bytes):
     """Where the partitioned graph says what the step does meanwhile."""
-    @tf.function(input_signature=[tf.TensorSpec((100, 200))])
+    @tf.function(input_signature=[tf.TensorSpec((100, 200), dtype)])
     def function(gradient):
-        return ops.gather_shards(ops.reduce_scatter(gradient, "up", "x"), "down", [100, 200], "x")
+        own = ops.reduce_scatter(gradient, "up", "x", dtype=tf.float32)
+        return ops.gather_shards(own, "down", [100, 200], "x")
 
     graph_def = function.get_concrete_function().graph.as_graph_def(add_shapes=True)
     for node in graph_def.node:
         if "site" in node.attr:
             node.attr[indexed_graph.MEANWHILE].s = b"computes"
     found = exchanges.FindExchanges().call(passes.TrainingGraph(indexed_graph.Graph(graph_def))).exchanges
-    assert [(each.site, each.kind, each.num_bytes) for each in found] == [
-        ("up", "scatter", 80_000), ("down", "shards", 80_000)]
+    assert [(each.site, each.kind, each.num_bytes, each.traffic.both_ways[0]) for each in found] == [
+        ("up", "scatter", 80_000, sent_bytes), ("down", "shards", 80_000, 80_000)]
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bool])
@@ -164,6 +188,8 @@ def test_static_shapes(dtype):
 @pytest.mark.parametrize("job", ["alone"], indirect=True)
 @pytest.mark.parametrize("build, says", [
     (lambda _: ops.shard(tf.zeros(3), "x", owner=1), "has owner 1, expected -1 or a rank of 1; give each variable"),
+    (lambda _: ops.reduce_scatter(tf.zeros(3), "s", "x", dtype=tf.float64),
+     "'s' sums a gradient of type float as double, expected its own type, or float for half and bfloat16"),
     (lambda _: ops.gather_shards(tf.zeros(3), "s", [4], "x"),
      "'s' gathers a shard of 3 elements, expected 4 of a tensor of shape .4.; give it what PoseidonShard")])
 def test_refusals(job, build, says):

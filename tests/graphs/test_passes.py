@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 import tiny_graphs
 
+from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import passes
@@ -19,7 +20,9 @@ from tf_poseidon.graph_passes import session
 from tf_poseidon.graph_passes.find import poseidon_markers
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
+from tf_poseidon.graph_passes.write import horovod_ops
 from tf_poseidon.graph_passes.write import rewrite as rewrite_lib
+from tf_poseidon.graph_passes.write import send_receive
 from tf_poseidon.job import communicator
 
 GOLDEN = pathlib.Path(__file__).with_name("golden")
@@ -219,6 +222,31 @@ def test_site_inside_of_a_loop():
     np.testing.assert_array_equal(got, np.full((tiny_graphs.M, tiny_graphs.N), -(0 + 1 + 2) * 3 * tiny_graphs.K))
 
 
+@pytest.mark.parametrize("dtype, wire_dtype, writer, is_before_cast", [
+    (tf.bfloat16, None, send_receive.SendReceive, True), (tf.float16, None, send_receive.SendReceive, True),
+    (tf.float64, None, send_receive.SendReceive, False), (tf.bfloat16, "bfloat16", send_receive.SendReceive, False),
+    (tf.bfloat16, None, horovod_ops.HorovodOps, False)])
+def test_what_becomes_shards_travels_as_it_was_before_its_cast(dtype, wire_dtype, writer, is_before_cast):
+    """From half precision to float, if the engine adds up such parts and nobody rounds them."""
+    with tf.Graph().as_default() as graph:
+        ops.agree(["'kernel' float32[2, 3]"], None, None, False)
+        gradient = tf.compat.v1.placeholder(dtype, [2, 3], name="gradient")
+        passed_on = tf.raw_ops.Identity(input=tf.cast(gradient, tf.float32), name="passed_on")
+        tf.identity(ops.reduce_scatter(passed_on, "kernel", "kernel", wire_dtype=wire_dtype))
+    graph_def = graph.as_graph_def(add_shapes=True)
+    for node in graph_def.node:
+        if node.op == poseidon_markers.SCATTER:
+            node.attr[graph_lib.MEANWHILE].s = b"computes"
+    outcome = session.RewriteSession(planning.Planner(planning.Cluster(2)), writer).rewrite(graph_def)
+    scatter, = (node for node in outcome.graph_def.node if node.op == poseidon_markers.SCATTER)
+    sent = dtype if is_before_cast else tf.float32
+    assert scatter.input[0] == ("gradient" if is_before_cast else "passed_on")
+    assert (scatter.attr["T"].type, scatter.attr["Tout"].type) == (sent.as_datatype_enum, tf.float32.as_datatype_enum)
+    exchange, = outcome.plan.exchanges
+    assert exchange.traffic.both_ways == (sent.size * 6, 4 * 6)
+    assert exchange.cast_from == (dtype.name if is_before_cast else None)
+
+
 def test_large_graphs_take_linear_time():
     def seconds(length):
         def build():
@@ -305,9 +333,9 @@ def test_wrong_rewrites_are_noticed(change, message):
     before = graph_def_of("matmul")
     after = rewrite(before).graph_def
     markers = poseidon_markers.find(graph_lib.Graph(before))
-    assert not rewrite_lib.problem_of(before, after, markers)
+    assert not rewrite_lib.problem_of(before, after, markers, {})
     change({node.name: node for node in after.node})
-    assert message in rewrite_lib.problem_of(before, after, markers)
+    assert message in rewrite_lib.problem_of(before, after, markers, {})
 
 
 def test_rebuilt_gradient_waits_for_what_its_own_waits_for():

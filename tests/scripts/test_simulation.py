@@ -100,6 +100,10 @@ def test_gradients_that_were_cast_go_up_in_half_of_their_bytes(gpus_per_node):
     assert found.sent == pytest.approx([share * sent for sent in expected.sent])
     for ring in ("ring", "mwms"):  # which sum in float
         assert run(work_of(narrow), 4, ring, **there).sent == run(work_of(ONE), 4, ring, **there).sent
+    found, expected = (run(dataclasses.replace(work_of(), exchanges=(planning.Exchange(
+        "up", "scatter", "float32", 4, (3000,), cast_from=cast_from),)), 4, "poseidon", **there)
+        for cast_from in ("bfloat16", None))
+    assert found.sent == pytest.approx([(2 * share - 1) * sent for sent in expected.sent])
 
 
 def test_a_single_kv_pair_has_the_latency_of_both_ways():

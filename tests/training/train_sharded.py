@@ -35,10 +35,11 @@ ELEMENTWISE = [name for name in OPTIMIZERS if name not in ("sgd", *OWNED)]
 ROWS, BATCH = 97, 32
 
 
-def _model():
+def _model(name=None):
+    """Returns a model with one kernel of several KV pairs, that of the layer `name`."""
     x = keras.Input((8,))
-    h = keras.layers.Dense(300, "tanh")(x)  # the next kernel has several KV pairs
-    return keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(160, "tanh")(h)))
+    h = keras.layers.Dense(300, "tanh")(x)
+    return keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(160, "tanh", name=name)(h)))
 
 
 def _data(columns=8):
@@ -60,6 +61,22 @@ def optimizer(name, strategy):
         model.compile(OPTIMIZERS[name](0.01), "mse")
     model.fit(*_data(), batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     return _arrays(model, model.optimizer)
+
+
+def mixed_bfloat16(strategy):
+    """Gradients are cast from bfloat16."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        with strategy.scope():
+            model = _model("cast")
+            model.compile(OPTIMIZERS["adam"](0.01), "mse")
+    finally:
+        keras.config.set_dtype_policy("float64")
+    model.fit(*_data(), batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    sites = strategy.stats()["sites"]
+    ways = ("cast/kernel", "shards/cast/kernel")
+    return {"local/sent": [sites[way]["sent_bytes"] for way in ways if way in sites],
+            **_arrays(model, model.optimizer)}
 
 
 class Gan(keras.Model):
@@ -150,7 +167,8 @@ PROGRAMS = {**{name: functools.partial(optimizer, name) for name in OPTIMIZERS},
             **{f"{name}-adam": cell for name, cell in ((w, wrappers.Wrapped(w, "adam")) for w in wrappers.WRAPPERS)},
             **{program.__name__: program for program in (gan, distributed, overlapping, recompiled, eager)},
             "overlapping-muon": functools.partial(overlapping, name="muon"),
-            "recompiled-adafactor": functools.partial(recompiled, name="adafactor")}
+            "recompiled-adafactor": functools.partial(recompiled, name="adafactor"),
+            "mixed_bfloat16": mixed_bfloat16}
 
 
 def main(out, policy, *names):

@@ -29,7 +29,9 @@ def test_plans_do_not_depend_on_the_order_of_sites(policy):
 
 @pytest.mark.parametrize("exchanges", [(), (
     planning.Exchange("rows/x", "gather", "float32", 4, (3, 4), 1e6, 2, is_waited_for=True),
-    planning.Exchange("value/y", "broadcast", "int64", 8, None, depth=None))], ids=["gradients", "others too"])
+    planning.Exchange("value/y", "broadcast", "int64", 8, None, depth=None),
+    planning.Exchange("kernel", "scatter", "float32", 4, (3, 4), cast_from="bfloat16"))],
+    ids=["gradients", "others too"])
 @pytest.mark.parametrize("policy", planning.POLICIES)
 def test_plans_are_saved_and_loaded(policy, exchanges, tmp_path):
     plan = plan_for(SITES, policy, 4, 2, operations=1e9, merge=True, exchanges=exchanges)

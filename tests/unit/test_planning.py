@@ -290,14 +290,17 @@ def test_gradients_take_the_links_between_gpus(ranks, options, expected):
         assert other.cost(linked) == other.cost(host)
 
 
+@pytest.mark.parametrize("cast_from, sent_bytes", [(None, 80_000), ("bfloat16", 40_000)])
 @pytest.mark.parametrize("options", [{}, {"servers": 1}, {"ranks_per_node": 2, "servers": 2}])
-def test_each_way_of_shards_costs_half_of_a_sum(options):
+def test_the_ways_of_shards_cost_what_those_of_a_sum_do(options, cast_from, sent_bytes):
     cluster = dataclasses.replace(CLUSTER, **options)
-    both = planning.cost.Traffic(planning.SUM, 80_000).cost(cluster)
-    for kind in (planning.SCATTER, planning.SHARDS):
-        one = planning.Exchange("x", kind, "float32", 4, (100, 200)).cost(cluster)
-        for field in dataclasses.fields(both):
-            assert 2 * getattr(one, field.name) == pytest.approx(getattr(both, field.name))
+    both = planning.cost.Traffic(planning.SUM, 80_000, sent_bytes=sent_bytes).cost(cluster)
+    up = planning.Exchange("x", planning.SCATTER, "float32", 4, (100, 200), cast_from=cast_from).cost(cluster)
+    down = planning.Exchange("x", planning.SHARDS, "float32", 4, (100, 200)).cost(cluster)
+    is_shorter = cast_from is not None and cluster.ranks_per_node == 1  # what a node adds up leaves it whole
+    assert up.num_bytes == pytest.approx((0.5 if is_shorter else 1) * down.num_bytes)
+    for field in dataclasses.fields(both):
+        assert getattr(up, field.name) + getattr(down, field.name) == pytest.approx(getattr(both, field.name))
 
 
 def test_gradients_that_were_cast_take_links_in_half_of_their_bytes():

@@ -289,7 +289,7 @@ def _with_whole_gradients(graph_def: graph_pb2.GraphDef) -> tuple[graph_pb2.Grap
     for node in result.node:
         if node.op == poseidon_markers.SCATTER:
             node.op = poseidon_markers.OPS[0]
-            for attribute in ("layout", "owner"):
+            for attribute in ("layout", "owner", "Tout"):
                 node.attr.pop(attribute, None)
     return result, {node.attr["site"].s.decode(): node.attr["layout"].s.decode() for node in scattered}
 

@@ -77,20 +77,23 @@ def shard_size(layout: str, elements: int, owner: int = -1) -> tf.Tensor:
 
 
 def reduce_scatter(gradient: tf.Tensor, site: str, layout: str, owner: int = -1, contributes: tf.Tensor | bool = True,
-                   shape: tf.TensorShape | None = None, wire_dtype: str | None = None) -> tf.Tensor:
+                   shape: tf.TensorShape | None = None, wire_dtype: str | None = None,
+                   dtype: tf.DType | None = None) -> tf.Tensor:
     """Returns this rank's `shard` of the sum of one variable's gradient over all ranks.
 
     Args:
         gradient, site, contributes, shape, wire_dtype: Same as in `sync`.
         layout, owner: Same as in `shard`.
+        dtype: That of the sum: float32 for half and bfloat16, not rounded; None for the gradient's.
 
     Returns:
-        [n], of the gradient's type, with the bits that `sync` gives these elements.
+        [n], of `dtype`, with the bits that `sync` gives these elements.
     """
     with _beside("PoseidonReduceScatter", gradient):
         return _unordered(library.load()[0].poseidon_reduce_scatter(
             gradient=gradient, contributes=contributes, site=site, layout=layout, owner=owner,
-            shape=tf.TensorShape(shape), wire_dtype=wire_dtype or "", eager=tf.executing_eagerly()))
+            Tout=dtype or gradient.dtype, shape=tf.TensorShape(shape), wire_dtype=wire_dtype or "",
+            eager=tf.executing_eagerly()))
 
 
 def gather_shards(own_shard: tf.Tensor, site: str, shape: tf.TensorShape, layout: str, owner: int = -1) -> tf.Tensor:

@@ -60,8 +60,8 @@ class Traffic:
     Attributes:
         kind: SUM, GATHER, BROADCAST, DIVIDE, SCATTER or SHARDS.
         num_bytes: Bytes of one rank's contribution; of a sum, of the result; of shards, of the whole tensor.
-        sent_bytes: Of a sum: bytes of one rank's contribution, if these are not `num_bytes`. What the ranks of a node
-            add up leaves it as `num_bytes`.
+        sent_bytes: Of a sum, or its way up: bytes of one rank's contribution, if these are not `num_bytes`. What the
+            ranks of a node add up leaves it as `num_bytes`.
         divided_bytes: Of DIVIDE: bytes of one rank's tensor that is divided among servers.
         joined_bytes: Of DIVIDE: bytes of what all servers together make of it.
         operations: Additions and multiplications by which the contribution of a rank is processed: on each other rank,
@@ -98,11 +98,11 @@ class Traffic:
         if self.kind == BROADCAST:  # of the node that sends most
             num_bytes = self.num_bytes * (cluster.nodes - 1)
             return Cost(num_bytes, latency=seconds, transfer=cluster.send_seconds(num_bytes))
-        if self.kind in (SCATTER, SHARDS):  # one of the ways of a sum
-            num_bytes = dense_bytes(self.num_bytes, cluster) / 2
+        up, down = self.both_ways if cluster.ranks_per_node == 1 else (self.num_bytes, self.num_bytes)
+        if self.kind in (SCATTER, SHARDS):  # one of the ways of a sum; what comes down has no `sent_bytes`
+            num_bytes = dense_bytes(up, cluster) / 2
             return Cost(num_bytes, latency=seconds, transfer=cluster.send_seconds(num_bytes / 2))
         if self.kind == SUM:  # to the server and back: two messages
-            up, down = self.both_ways if cluster.ranks_per_node == 1 else (self.num_bytes, self.num_bytes)
             num_bytes, seconds = dense_bytes((up + down) / 2, cluster, max(up, down)), 2 * seconds
             between_gpus = linked_dense_bytes(sum(self.both_ways) / 2, cluster)
         else:

@@ -38,6 +38,7 @@ class Exchange:
         operations, depth, is_waited_for: Same as in `Site`.
         group: Same as in `Decision`.
         pin: The scheme that a pin asks for, which only a gradient can have.
+        cast_from: Same as in `Site`, of what is scattered.
     """
 
     site: str
@@ -50,6 +51,7 @@ class Exchange:
     is_waited_for: bool = False
     group: str | None = None
     pin: str | None = None
+    cast_from: str | None = None
 
     @property
     def num_bytes(self) -> int | None:
@@ -59,13 +61,17 @@ class Exchange:
     @property
     def traffic(self) -> Traffic | None:
         """What ranks exchange, None if unknown before the step."""
-        return None if self.num_bytes is None else Traffic(self.kind, self.num_bytes)
+        if self.shape is None:
+            return None
+        elements = math.prod(self.shape)
+        return Traffic(self.kind, self.itemsize * elements, sent_bytes=2 * elements if self.cast_from else None)
 
     @property
     def reason(self) -> str:
         """Why it is exchanged, in a sentence."""
         pinned = f"; pinned to '{self.pin}', which is not possible: it is not a gradient" if self.pin else ""
-        return _REASONS[self.kind] + pinned
+        cast = f"; sent in {self.cast_from}, from which it is cast" if self.cast_from else ""
+        return _REASONS[self.kind] + cast + pinned
 
     def cost(self, cluster: Cluster) -> Cost | None:
         """Returns the `Cost` in a step; None if unknown before the step."""

@@ -37,8 +37,10 @@ def nodes(graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
 
 
 def _exchange(usual: graph_lib.Graph, node: node_def_pb2.NodeDef) -> planning.Exchange:
-    kind, dtype = _OPS[node.op], tf.as_dtype(node.attr["T"].type)
+    kind, sent = _OPS[node.op], tf.as_dtype(node.attr["T"].type)
+    dtype = tf.as_dtype(node.attr["Tout"].type) if kind == planning.SCATTER else sent
     shape = usual.shape(node.name if kind == planning.SHARDS else graph_lib.data_inputs(node)[0])
     return planning.Exchange(node.attr["site"].s.decode(), kind, dtype.name, dtype.size,
                              shape if graph_lib.is_known(shape) else None,
-                             is_waited_for=graph_lib.meanwhile(node) == "waits")
+                             is_waited_for=graph_lib.meanwhile(node) == "waits",
+                             cast_from=sent.name if sent != dtype else None)

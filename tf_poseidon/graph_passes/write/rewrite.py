@@ -1,11 +1,13 @@
 """Replaces each marker with the nodes that carry out its decision.
 
 Requires: a plan with a decision for each marker. Ensures: no undecided marker is left; every other node keeps its name
-and its inputs, and readers of a marker read its sum.
+and its inputs, but for gradients that become shards and travel as they were before a cast; and readers of a marker read
+its sum.
 
 Tests: tests/graphs/test_passes.py.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
 
@@ -15,10 +17,12 @@ from tensorflow.core.framework import node_def_pb2
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes import plan_sites
 from tf_poseidon.graph_passes.find import exchanges
+from tf_poseidon.graph_passes.find import poseidon_markers
 from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import check
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.match.matches import NarrowGradient
 from tf_poseidon.graph_passes.write import bundles as bundles_lib
 from tf_poseidon.graph_passes.write import horovod_ops
 from tf_poseidon.graph_passes.write import writers
@@ -50,7 +54,7 @@ class Write(passes.Pass):
         return dataclasses.replace(training, rewritten=rewritten)
 
     def ensures(self, training: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
-        return problem_of(training.graph.graph_def, result.rewritten, training.markers)
+        return problem_of(training.graph.graph_def, result.rewritten, training.markers, training.narrow)
 
 
 def rewrite(planned: PlannedGraph, writer: type[SiteWriter]) -> graph_pb2.GraphDef:
@@ -78,10 +82,23 @@ def rewrite(planned: PlannedGraph, writer: type[SiteWriter]) -> graph_pb2.GraphD
         nodes += bundles_lib.open_bundle(graph, of_bundle, planned.decisions)
     replaced = {marker.node for marker in planned.training.markers} | {node.name for node in nodes}
     grouped = {exchange.site: exchange.group for exchange in plan.exchanges if exchange.group}
-    kept = [_with_priority(_in_group(_waiting(node, waits.get(node.name)), grouped, planned.group_sizes),
-                           planned.training.priorities)
-            for node in graph.graph_def.node if node.name not in replaced]
+    others = (_narrowed(_waiting(node, waits.get(node.name)), planned.training.narrow)
+              for node in graph.graph_def.node if node.name not in replaced)
+    kept = [_with_priority(_in_group(node, grouped, planned.group_sizes), planned.training.priorities)
+            for node in others]
     return horovod_ops.grouped(graph_lib.with_nodes(graph.graph_def, kept + nodes), groups)
+
+
+def _narrowed(node: node_def_pb2.NodeDef, narrow: Mapping[str, NarrowGradient]) -> node_def_pb2.NodeDef:
+    """Returns a node that sums the gradient as it was before its cast, if it makes shards of one that is cast."""
+    before_cast = narrow.get(node.attr["site"].s.decode()) if node.op == poseidon_markers.SCATTER else None
+    if before_cast is None:
+        return node
+    changed = type(node)()
+    changed.CopyFrom(node)
+    changed.input[0] = before_cast.tensor
+    changed.attr["T"].type = before_cast.dtype
+    return changed
 
 
 def _in_group(node: node_def_pb2.NodeDef, grouped: Mapping[str, str],
@@ -117,7 +134,8 @@ def _waiting(node: node_def_pb2.NodeDef, control: str | None) -> node_def_pb2.No
     return changed
 
 
-def problem_of(original: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers: tuple[Marker, ...]) -> str:
+def problem_of(original: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers: Iterable[Marker],
+               narrow: Mapping[str, NarrowGradient]) -> str:
     """Returns "" if every marker is replaced and every other node is kept; else the problem, without a full stop."""
     if problem := check.problem_of(graph_lib.Graph(after)):
         return problem
@@ -131,7 +149,7 @@ def problem_of(original: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers:
         if node.name in replaced:
             if kept.op == node.op and not graph_lib.is_decided(kept):
                 return f"the site at node '{node.name}' is not replaced"
-        elif node.name not in sums and (kept.op != node.op or not _has_inputs_of(kept, node)):
+        elif node.name not in sums and (kept.op != node.op or not _has_inputs_of(kept, _narrowed(node, narrow))):
             return f"node '{node.name}' is not what it was"
     return ""
 

@@ -152,7 +152,7 @@ class GraphExchanges:
         writer = self._written.writer(f"{prefix}/shard", device, exchange.provenance)
         contributes = (writer.constant("contributes", np.array(True), value) if state == HELD
                        else self._parts.part(place)[1])
-        return writer.add("", "PoseidonReduceScatter", [value, contributes], T=dtype,
+        return writer.add("", "PoseidonReduceScatter", [value, contributes], T=dtype, Tout=dtype,
                           shape=self._written.constant_shape(name), **self._written.division(shard),
                           **exchange.attributes)
 
