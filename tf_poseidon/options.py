@@ -141,6 +141,10 @@ class TrainingOptions:
             raise ConfigurationError(f"input={self.input!r}, expected 'exact' or 'independent'.")
         if not isinstance(self.shard_update, bool):
             raise ConfigurationError(f"shard_update={self.shard_update!r}, expected True or False.")
+        if self.plan is not None and self.shard_update != self.plan.has_shards:
+            raise ConfigurationError(f"shard_update={self.shard_update}, but by the plan each rank updates "
+                                     f"{'parts of' if self.plan.has_shards else 'whole'} variables, expected "
+                                     f"{self.plan.has_shards}; give that, or another plan.")
         if self.verify is not None and not (isinstance(self.verify, int) and self.verify >= 1):
             raise ConfigurationError(f"verify={self.verify!r}, expected the number of steps from one check to the "
                                      "next, or None.")

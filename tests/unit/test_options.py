@@ -32,6 +32,17 @@ def test_options_may_say_the_same_of_nodes(ranks_per_node, plan, cluster, messag
         options.TrainingOptions(plan=plan, cluster=cluster).check(job, 4, has_own_ops=False)
 
 
+@pytest.mark.parametrize("shard_update, kinds, message", [
+    (False, (), None), (True, (planning.SCATTER, planning.SHARDS), None), (False, (planning.GATHER,), None),
+    (True, (planning.GATHER,), "shard_update=True, but by the plan each rank updates whole variables, expect"),
+    (False, (planning.SCATTER,), "shard_update=False, but by the plan each rank updates parts of variables, expect")])
+def test_options_and_plans_say_the_same_of_updates(shard_update, kinds, message):
+    plan = planning.Plan("ps", planning.Cluster(4), exchanges=tuple(
+        planning.Exchange(kind, kind, "float32", 4, (9,)) for kind in kinds))
+    with contextlib.nullcontext() if message is None else pytest.raises(poseidon.PoseidonError, match=message):
+        options.TrainingOptions(plan=plan, shard_update=shard_update)
+
+
 def test_whoever_joins_first_is_checked():
     with pytest.raises(poseidon.PoseidonError, match="ranks_per_node=0, expected a whole number, at least 1"):
         runtime.start(options.JobOptions(ranks_per_node=0))

@@ -23,6 +23,7 @@ from tf_poseidon.planning import step_time
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.cost import SCATTER
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.exchange import KINDS
@@ -71,6 +72,11 @@ class Plan:
     steps: int = dataclasses.field(default=1, compare=False)
     overlap: str = dataclasses.field(default="", compare=False)
     memory: Memory | None = dataclasses.field(default=None, compare=False)
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether each rank updates parts of variables, as with `shard_update`."""
+        return any(exchange.kind == SCATTER for exchange in self.exchanges)
 
     @property
     def total_bytes(self) -> float | None:

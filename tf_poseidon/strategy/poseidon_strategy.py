@@ -109,7 +109,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             own variables (as ZeRO-1, and weight-update sharding, do): in proportion to the number of ranks, that saves
             memory and arithmetic. Updates that are not computed element by element are made by one rank each. What is
             computed is the same, files too; reading variables of an optimizer, as saving a model does, is something
-            that all ranks do together.
+            that all ranks do together. A given plan was made with it, or without.
         engine: The library that moves gradients: "mpi", our own communicator over MPI, or "horovod",
             Horovod's ops over whatever it was built with (MPI, Gloo, NCCL). None takes that of the
             launcher: "horovod" under horovodrun, else "mpi".
