@@ -33,9 +33,7 @@ class Variable:
 def check(own, of_rank_0, differences_of_other):
     service = ShardService(OfTwoRanks(of_rank_0, differences_of_other))
     variables = [Variable(name, number) for name, number in zip("ab", own)]
-    for variable in variables:
-        service.add(variable)
-    service.check_assigned()
+    service.check_assigned(variables)
 
 
 def test_variables_that_all_ranks_have_assigned_as_often_are_right():

@@ -8,6 +8,7 @@ Tests: tests/training/test_saving.py, tests/unit/test_shard_service.py.
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 import typing
 import weakref
 
@@ -58,11 +59,6 @@ class ShardService:
             self._loads[owner] += number
 
     @property
-    def variables(self) -> list[VariableOfShards]:
-        """The variables, in the order in which they were added."""
-        return [variable for reference in self._variables if (variable := reference()) is not None]
-
-    @property
     def is_alone(self) -> bool:
         """Whether the others serve this rank."""
         return self._is_alone
@@ -93,13 +89,15 @@ class ShardService:
             assert variable is not None, "rank 0 uses a variable that this rank has dropped"
             variable.take_part(what)
 
-    def check_assigned(self) -> None:
+    def check_assigned(self, variables: Sequence[VariableOfShards]) -> None:
         """Refuses variables that only some ranks have assigned: the others would keep shards of former values.
+
+        Args:
+            variables: Those in use, in the same order on all ranks; of others, some ranks may have dropped their own.
 
         Raises:
             GraphError: On all ranks.
         """
-        variables = self.variables
         numbers = np.array([variable.assignments for variable in variables], np.int64)
         if not numbers.size:
             return

@@ -27,7 +27,7 @@ from tf_poseidon.keras_hook.coordination import rebalancing
 from tf_poseidon.keras_hook.coordination import serving
 from tf_poseidon.keras_hook.coordination import summary
 from tf_poseidon.keras_hook.keras_objects import optimizers
-from tf_poseidon.one_process.sharded_variables import ShardedVariable
+from tf_poseidon.one_process import sharded_variables
 
 _log = logging.getLogger("tf_poseidon")
 
@@ -202,7 +202,7 @@ def share_state(model: keras.Model, communicator: Communicator, is_expected: boo
     """
     job = model.distribute_strategy.extended.job
     job.new_variables.broadcast()
-    job.shards.check_assigned()
+    job.shards.check_assigned(sharded_variables.among(map(keras_compat.value, _variables(model))))
     variables = common_variables(model)
     differs = communicator.sum("state/differs", comparing.differ_from_rank_0(variables, communicator)) > 0
     waits = [(v, communicator.submit(f"state/{i}", v.numpy(), root=0))
@@ -224,9 +224,14 @@ def compare_state(model: keras.Model, when: str) -> None:
 def common_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of a model and of its optimizers that are the same on all ranks."""
     held = model.distribute_strategy.extended.job.held
+    return [v for v in _variables(model) if not held.holds(keras_compat.value(v))
+            and not isinstance(keras_compat.value(v), sharded_variables.ShardedVariable)]
+
+
+def _variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables of a model and of its optimizers, each of them once."""
     candidates = (*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables))
-    return list({id(v): v for v in candidates if not held.holds(keras_compat.value(v))
-                 and not isinstance(keras_compat.value(v), ShardedVariable)}.values())
+    return list({id(v): v for v in candidates}.values())
 
 
 def share_accumulators(model: keras.Model, communicator: Communicator) -> None:
