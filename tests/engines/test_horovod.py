@@ -80,6 +80,13 @@ def test_gradients_travel_by_horovods_ops(programs):
         assert not [site for site in sites if "kernel" in site or "embeddings" in site and not site.startswith("rows/")]
 
 
+def test_selftest():
+    command = pathlib.Path(rewriting.__file__).parents[1] / "__main__.py"
+    output = launch.run_ok([command, "selftest"], ranks=2, timeout_s=120, launcher="horovodrun").output
+    assert output.count("the same bits") == 9
+    assert len(re.findall(r" hfb +not supported by this engine$", output, re.MULTILINE)) == 2
+
+
 def test_saved_graphs_are_rewritten_for_horovod(tmp_path):
     names = ["sgd", "embedding_by_scatter", "several_steps", "nested_functions", "keras_mixed_precision",
              "v1_control_flow", "graph_def"]

@@ -28,5 +28,10 @@ def unplanned():
     scheme_checks.PINS["*/factors/*"] = "ps"
 
 
-{"scale": scale, "lost": lost, "unplanned": unplanned}[sys.argv[1]]()
+def whole():
+    """All ranks update the whole of what they should update in shards."""
+    scheme_checks.PINS["*/shards/*"] = "sfb"
+
+
+{"scale": scale, "lost": lost, "unplanned": unplanned, "whole": whole}[sys.argv[1]]()
 sys.exit(cli.main(["selftest"]))

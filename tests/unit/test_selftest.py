@@ -58,6 +58,13 @@ def test_table_of_links_is_from_rows_to_columns():
     assert lines[header + 1].split() == ["a", "20", "/", "3"] and lines[header + 2].split() == ["b", "20", "/", "10"]
 
 
+def test_what_an_engine_cannot_do_is_not_wrong():
+    result = scheme_checks.Result(scheme_checks.LOOP, "a dense layer", "hfb", "", is_supported=False)
+    report = selftest_report.SelftestReport("job", (*FINE, result), [], 1.0)
+    assert re.search(r"^loop .* hfb +not supported by this engine$\n^all right", str(report), re.M)
+    assert not report.problems
+
+
 def test_what_is_wrong_is_in_the_report():
     result = scheme_checks.Result(scheme_checks.LOOP, "an embedding", "sparse", "it is off")
     wrong = selftest_report.SelftestReport("job", (*FINE, result), [], 1.0)
@@ -66,7 +73,7 @@ def test_what_is_wrong_is_in_the_report():
 
 
 @pytest.mark.parametrize("arguments, ranks, lines", [
-    ([], 0, 8), (["-n", "1"], 0, 8), (["-n", "3"], 0, 8), ([], 2, 8)])
+    ([], 0, 11), (["-n", "1"], 0, 11), (["-n", "3"], 0, 11), ([], 2, 11)])
 def test_every_scheme_has_the_bits_of_one_process(arguments, ranks, lines):
     """Alone, it starts its ranks itself."""
     done = launch.run_ok([COMMAND, "selftest", *arguments], ranks, timeout_s=120)
@@ -74,7 +81,7 @@ def test_every_scheme_has_the_bits_of_one_process(arguments, ranks, lines):
     assert done.output.count("the same bits") == lines and "WRONG" not in done.output
     assert (f"{expected} ranks on one host over MPICH" if expected > 1 else "one process, TensorFlow") in done.output
     found = set(re.findall(r"^(?:partitioned|loop).*  (\w+) +the same bits$", done.output, re.MULTILINE))
-    assert found == ({"ps", "sfb", "gather", "sparse"} if expected > 1 else {"none"})
+    assert found == ({"ps", "sfb", "hfb", "gather", "sparse", "scatter"} if expected > 1 else {"none"})
     assert bool(re.search(r"the slowest link is within \S+, [\d.]+ Gbit/s", done.output)) == (expected > 1)
 
 
@@ -83,6 +90,7 @@ def test_every_scheme_has_the_bits_of_one_process(arguments, ranks, lines):
               r"one process, the first is -?[\d.]+ instead of -?[\d.]+"),
     ("lost", r"partitioned by rows, a dense layer, by its factors: .* are not those of one process"),
     ("unplanned", r"loop over strategy.run, a dense layer, by its factors: it has travelled by ps: "),
+    ("whole", r"partitioned by rows, a dense layer, updated in shards: ranks have not updated shards of '\S+'"),
 ])
 def test_faults_are_found(fault, says):
     done = launch.run(["selftest_with_fault.py", fault], 2, timeout_s=120)

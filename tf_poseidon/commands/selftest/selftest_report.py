@@ -40,8 +40,7 @@ class SelftestReport:
 
     def __str__(self) -> str:
         rows = [("step", "what was trained", "scheme", "against one process"),
-                *((result.step, result.what, result.scheme, "WRONG" if result.problem else "the same bits")
-                  for result in self.results)]
+                *((result.step, result.what, result.scheme, _found(result)) for result in self.results)]
         return "\n".join([self.job, *tables.aligned(rows, left=(0, 1, 2, 3)), *self._links(),
                           *(f"WRONG: {problem}" for problem in self.problems), self._verdict()])
 
@@ -75,3 +74,9 @@ class SelftestReport:
             shown += (f": others have {usual:.3g}, and all wait for the slowest; look at what else uses it, at its "
                       "cable, and at which network MPI has chosen")
         return shown
+
+
+def _found(result: scheme_checks.Result) -> str:
+    if result.problem:
+        return "WRONG"
+    return "the same bits" if result.is_supported else "not supported by this engine"
