@@ -1,5 +1,6 @@
 """Verify mode finds faults, and reports none in correct runs."""
 
+import itertools
 import json
 import re
 
@@ -27,17 +28,27 @@ def test_right_training_passes(policy, tmp_path):
     assert report["counts"]["verify/digests"] == STEPS / 2
 
 
-@pytest.mark.parametrize("fault, policy, message", [
-    ("factors", "sfb",
+def test_shards_are_compared_and_what_is_not_is_said(tmp_path):
+    outcome = run("none", "ps", tmp_path, ("shards",))
+    assert outcome.status == 0, outcome.output
+    counts = json.loads((tmp_path / "1.json").read_text())["counts"]
+    for layer, part in itertools.product(("first", "second"), ("kernel", "bias")):
+        assert counts[f"verify/{layer}/{part}"] == counts[f"verify/shards/{layer}/{part}"] == STEPS / 2
+    assert "not the step with one process: each rank holds a shard of 'sgd/" in outcome.output
+
+
+@pytest.mark.parametrize("fault, policy, way, message", [
+    ("factors", "sfb", "",
      r"gradient of '(first|second)/(kernel|bias)' on rank [01] differs .* by [\d.e+-]+ at element "
      r".* where rounding explains \d\.\d+e-1\d"),
-    ("sums", "ps",
+    ("sums", "ps", "",
      r"gradient of '(first|second)/(kernel|bias)' on rank 1 differs .* by [\d.]+ at element .*"),
-    ("weights", "sfb",
+    ("sums", "ps", "shards", r"gradient of '(first|second)/(kernel|bias)' on rank [01] differs .* by [\d.]+ at"),
+    ("weights", "sfb", "",
      r"variable 'second/kernel' is not the same on all ranks: on rank 1 it is up to 0\.25 away"),
 ])
-def test_fault_ends_the_job_with_name_rank_and_size(fault, policy, message):
-    outcome = run(fault, policy)
+def test_fault_ends_the_job_with_name_rank_and_size(fault, policy, way, message):
+    outcome = run(fault, policy, way=(way,))
     assert outcome.status != 0
     assert re.search("verify: the .*" + message, outcome.own_lines[-1]), outcome.own_lines[-1]
 

@@ -1,9 +1,10 @@
 """Training in verify mode, with and without a fault: train_verified.py FAULT POLICY [WAY], on several ranks.
 
-With the fault "shapes", or "none" and a WAY, it trains on a matrix of rows against rows: by "fit", or "distribute".
+With the WAY "fit" or "distribute" it trains on a matrix of rows against rows; with "shards", ranks update shards.
 """
 
 import dataclasses
+import logging
 import sys
 
 import keras
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 import tf_poseidon as poseidon
 from tf_poseidon.graph_passes import session
+from tf_poseidon.graph_passes.find import poseidon_markers
 from tf_poseidon.graph_passes.match import factors
 from tf_poseidon.graph_passes.match import matches
 from tf_poseidon.graph_passes.write import horovod_ops
@@ -53,6 +55,21 @@ def double_sums():
 
     writers.WRITERS[send_receive.SendReceive, "ps"] = wrong
     writers.WRITERS[horovod_ops.HorovodOps, "ps"] = wrong_collective
+
+
+def double_shards():
+    """Makes the passes double the sums of which ranks get shards."""
+    original = session.RewriteSession.rewrite
+
+    def wrong(self, graph_def, *args, **options):
+        for node in [node for node in graph_def.node if node.op == poseidon_markers.SCATTER]:
+            total = f"{node.name}/total"
+            graph_def.node.add(name=node.name, op="AddV2", input=[total, total], device=node.device,
+                               attr={"T": node.attr["T"]})
+            node.name = total
+        return original(self, graph_def, *args, **options)
+
+    session.RewriteSession.rewrite = wrong
 
 
 class ChangeWeights(keras.callbacks.Callback):
@@ -98,18 +115,21 @@ def train_on_similarities(strategy, way):
 
 
 def main(fault, policy, way=""):
+    if way == "shards":
+        logging.basicConfig(level=logging.INFO, force=True)  # one that is there shows warnings alone
     keras.config.set_floatx("float64")
-    strategy = poseidon.PoseidonStrategy(policy, verify=EVERY, timeout_s=30)
+    strategy = poseidon.PoseidonStrategy(policy, verify=EVERY, timeout_s=30, shard_update=way == "shards")
     callbacks = []
     if fault == "factors":
         scale_factors()
     elif strategy.rank == 1 and fault == "sums":
         double_sums()
+        double_shards()
     elif strategy.rank == 1 and fault == "weights":
         callbacks = [ChangeWeights()]
     elif fault == "shapes":
         session.RewriteSession.find = planted.usual_shapes()
-    if way:
+    if way in ("fit", "distribute"):
         train_on_similarities(strategy, way)
         return
     model, x, y = small_model(strategy)

@@ -117,7 +117,7 @@ class RankGraphs:
         if options.verifier:
             gradient_sites = {site + mark for site in report.gradient_sites}
             checks += _verified([operation for operation in graph.get_operations()
-                                 if operation.type in poseidon_markers.OPS
+                                 if operation.type in (*poseidon_markers.OPS, poseidon_markers.SCATTER)
                                  and operation.get_attr("site").decode() in gradient_sites], options.verifier)
         return checks
 
@@ -158,7 +158,11 @@ def _call(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str, t
 
 
 def _verified(markers: Iterable[tf.Operation], verifier: Verifier) -> list[tf.Operation]:
-    """Compares the result of each PoseidonSync with the plain sum; returns the operations that do so."""
+    """Compares the result of each marker with the plain sum, shards once they are gathered.
+
+    Returns:
+        The operations that do so.
+    """
     graph, is_due = tf.compat.v1.get_default_graph(), None
     checks: list[tf.Operation] = []
     for marker in markers:
@@ -167,6 +171,17 @@ def _verified(markers: Iterable[tf.Operation], verifier: Verifier) -> list[tf.Op
         with tf.control_dependencies(checks[-1:]):  # each waits for other ranks, so all ranks begin with the same one
             is_due = verifier.is_due(site) if is_due is None else is_due
             gradient, contributes = marker.inputs
-            verifier.check_gradient(gradient, marker.outputs[0], gradient.shape, site, contributes, is_due)
+            synchronised = marker.outputs[0]
+            if marker.type == poseidon_markers.SCATTER:
+                synchronised = tf.cond(is_due, functools.partial(_of_shards, marker),
+                                       functools.partial(tf.identity, gradient))
+            verifier.check_gradient(gradient, synchronised, gradient.shape, site, contributes, is_due)
         checks += [operation for operation in graph.get_operations()[number:] if operation.op_def.is_stateful]
     return checks
+
+
+def _of_shards(scatter: tf.Operation) -> tf.Tensor:
+    """Returns the sum of which a PoseidonReduceScatter gives each rank its shard."""
+    return ops.gather_shards(scatter.outputs[0], f"verify/shards/{scatter.get_attr('site').decode()}",
+                             tf.TensorShape(scatter.get_attr("shape")), scatter.get_attr("layout").decode(),
+                             scatter.get_attr("owner"))
