@@ -1,6 +1,7 @@
-"""A program that is killed: killed_program.py DIRECTORY SEED DEDICATED KILL ...; each KILL is MOMENT:RANK.
+"""A program that is killed: killed_program.py DIRECTORY SEED DEDICATED UPDATED KILL ...; each KILL is MOMENT:RANK.
 
-DEDICATED ranks only serve; while they do, they reach one moment: SERVING.
+DEDICATED ranks only serve; while they do, they reach one moment: SERVING. UPDATED says what each rank updates of
+variables: "whole" or "shards".
 
 It trains with backups, and resumes from them. In its n-th start, the rank of the n-th KILL kills itself at that moment,
 after it has noted the time and the files that it shares with other processes; after the last one, the program ends, and
@@ -25,7 +26,7 @@ SERVING = "serving"  # the first backup is there
 ROWS, BATCH, EPOCHS, SAVE_FREQ = 45, 8, 3, 2  # 6 steps in an epoch
 
 
-def main(directory: str, seed: str, dedicated: str, *kills: str) -> None:
+def main(directory: str, seed: str, dedicated: str, updated: str, *kills: str) -> None:
     path = pathlib.Path(directory)
     rank = int(os.environ.get("PMI_RANK") or os.environ.get("HOROVOD_RANK", 0))
     start = int(os.environ["TF_POSEIDON_RESTARTS"])
@@ -84,7 +85,9 @@ def main(directory: str, seed: str, dedicated: str, *kills: str) -> None:
     # Where sums are taken in another order from run to run, that is all that may differ: it is far from a lost row.
     keras.config.set_floatx("float64")
     keras.utils.set_random_seed(int(seed))
-    strategy = poseidon.PoseidonStrategy(timeout_s=60, dedicated_servers=int(dedicated), ranks_per_node=1)
+    has_shards = updated == "shards"  # of sums: what travels as factors is updated whole
+    strategy = poseidon.PoseidonStrategy("ps" if has_shards else "auto", timeout_s=60, shard_update=has_shards,
+                                         dedicated_servers=int(dedicated), ranks_per_node=1)
     reach("after the strategy")
     with strategy.scope():
         reaching = Reaching()

@@ -51,7 +51,7 @@ class Kill:
 
 
 def run_job(directory: pathlib.Path, place: str, ranks: int, seed: int, kills: Sequence[tuple[str, int]],
-            dedicated: int = 0) -> tuple[list[Kill], str]:
+            dedicated: int = 0, updated: str = "whole") -> tuple[list[Kill], str]:
     """Runs a job that is killed, and starts it again; returns the kills, and what is wrong, or "".
 
     Args:
@@ -61,9 +61,10 @@ def run_job(directory: pathlib.Path, place: str, ranks: int, seed: int, kills: S
         seed: Of data and weights.
         kills: (moment, rank) of the kill in each start.
         dedicated: How many of the ranks only serve.
+        updated: What each rank updates of variables: "whole" or "shards".
     """
     directory.mkdir()
-    program = [*modules.command("faults.killed_program"), str(directory), str(seed), str(dedicated),
+    program = [*modules.command("faults.killed_program"), str(directory), str(seed), str(dedicated), updated,
                *(f"{moment}:{rank}" for moment, rank in kills)]
     ends, status, output = _START[place](program, ranks, len(kills))
     done, shared = [], []

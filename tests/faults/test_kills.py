@@ -9,11 +9,12 @@ from evaluation.faults import killing
 RANKS = 2  # that train
 
 
-@pytest.mark.parametrize("killed", [
-    [("tracing", 1), ("while a backup is written", 0), ("validation", 1), ("end of training", 0)]])
-def test_killed_job_has_the_bits_of_an_undisturbed_one(killed, tmp_path):
-    assert killing.run_job(tmp_path / "undisturbed", "one host", RANKS, 1, ()) == ([], "")
-    found, wrong = killing.run_job(tmp_path / "killed", "one host", RANKS, 1, killed)
+@pytest.mark.parametrize("killed, updated", [
+    ([("tracing", 1), ("while a backup is written", 0), ("validation", 1), ("end of training", 0)], "whole"),
+    ([("a step", 1), ("while a backup is written", 0), ("after a backup", 1), ("end of training", 1)], "shards")])
+def test_killed_job_has_the_bits_of_an_undisturbed_one(killed, updated, tmp_path):
+    assert killing.run_job(tmp_path / "undisturbed", "one host", RANKS, 1, (), updated=updated) == ([], "")
+    found, wrong = killing.run_job(tmp_path / "killed", "one host", RANKS, 1, killed, updated=updated)
     assert not wrong and [(kill.moment, kill.rank) for kill in found] == killed
     assert all(kill.seconds < 10 and kill.status for kill in found)
     assert not killing.difference("one host", *(
