@@ -60,10 +60,11 @@ class Machines:
     """The nodes and their links.
 
     Attributes:
-        nodes: Number of nodes. Each computes.
-        gbps: Rate at which each sends, and receives at the same time, in 10^9 bits per second; or one per node.
+        nodes: Number of nodes that compute.
+        gbps: Rate at which each sends, and receives at the same time, in 10^9 bits per second; or one per node,
+            dedicated servers last.
         latency_us: Time from when the last byte leaves one node until another node can use it, in microseconds.
-        servers: Number of nodes that hold KV pairs, counted from the first; 0 for all.
+        servers: Number of nodes that hold KV pairs, counted from the first, and dedicated servers; 0 for all.
         efficiency: Share of `gbps` for payload: 0.94 for TCP over Ethernet with frames of 1500 bytes.
         message_us: How long each message occupies a link in addition to its bytes, in microseconds.
         gpus_per_node: Accelerators of a node. Their gradients are summed, or their factors concatenated, on
@@ -72,6 +73,7 @@ class Machines:
         copy_gbytes_per_s: Rate of copies between accelerator and host, in each direction; no copies by default.
         sum_gbytes_per_s: Rate at which a server sums; no limit by default.
         late_seconds: How much later than the others each node starts computing; () if none does.
+        dedicated_servers: Number of further nodes, which only serve.
     """
 
     nodes: int
@@ -85,6 +87,7 @@ class Machines:
     copy_gbytes_per_s: float = math.inf
     sum_gbytes_per_s: float = math.inf
     late_seconds: tuple[float, ...] = ()
+    dedicated_servers: int = 0
 
     def __post_init__(self):
         if not isinstance(self.gpus_per_node, int) or self.gpus_per_node < 1:
@@ -92,9 +95,10 @@ class Machines:
         self.cluster(1.0)  # checks nodes, servers and the latency
         for name in ("gbps", "late_seconds"):
             values = getattr(self, name)
-            if isinstance(values, tuple) and len(values) not in (self.nodes, *([0] * (name != "gbps"))):
+            number = self.all_nodes if name == "gbps" else self.nodes
+            if isinstance(values, tuple) and len(values) not in (number, *([0] * (name != "gbps"))):
                 raise PoseidonError(f"{name} has {len(values)} values, expected one for each of the "
-                                    f"{self.nodes} nodes: give as many, or one for all.")
+                                    f"{number} nodes: give as many, or one for all.")
         for name in ("efficiency", "local_gbytes_per_s", "copy_gbytes_per_s", "sum_gbytes_per_s"):
             _check_at_least_0(name, getattr(self, name), is_more=True)
         for name, values in (("message_us", (self.message_us,)), ("late_seconds", self.late_seconds)):
@@ -103,6 +107,16 @@ class Machines:
         if self.efficiency > 1:
             raise PoseidonError(f"efficiency={self.efficiency!r}, expected at most 1: give the share of the "
                                 "link's rate that payload gets.")
+
+    @property
+    def all_nodes(self):
+        """Number of nodes, dedicated servers included: these come last."""
+        return self.nodes + self.dedicated_servers
+
+    @property
+    def serving_nodes(self):
+        """Number of nodes that compute and hold KV pairs."""
+        return self.servers - self.dedicated_servers if self.servers else self.nodes
 
     def bytes_per_s(self, node):
         gbps = self.gbps[node] if isinstance(self.gbps, tuple) else self.gbps
@@ -116,7 +130,7 @@ class Machines:
         slowest = min(self.gbps) if isinstance(self.gbps, tuple) and self.gbps else self.gbps
         return planning.Cluster(
             self.nodes * self.gpus_per_node, self.servers, slowest * self.efficiency, self.latency_us, gflops,
-            ranks_per_node=self.gpus_per_node)
+            ranks_per_node=self.gpus_per_node, dedicated_servers=self.dedicated_servers)
 
 
 def _check_at_least_0(name, value, is_more=False):

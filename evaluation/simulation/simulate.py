@@ -42,7 +42,9 @@ _LATE = flags.DEFINE_list("late_ms", [], "How much later each node starts comput
 _EFFICIENCY = flags.DEFINE_float("efficiency", 1.0, "Share of these rates that payload gets.")
 _LATENCY = flags.DEFINE_float("latency_us", 50.0, "Of a message.")
 _MESSAGE = flags.DEFINE_float("message_us", 0.0, "How long a message occupies a link in addition to its bytes.")
-_SERVERS = flags.DEFINE_integer("servers", 0, "Number of nodes that hold KV pairs; 0 for all.", lower_bound=0)
+_SERVERS = flags.DEFINE_integer("servers", 0, "Number of nodes that hold KV pairs, dedicated servers included; 0 for "
+                                "all.", lower_bound=0)
+_DEDICATED = flags.DEFINE_integer("dedicated_servers", 0, "Number of further nodes, which only serve.", lower_bound=0)
 _GPUS = flags.DEFINE_integer("gpus_per_node", 1, "Accelerators of a node.")
 _LOCAL = flags.DEFINE_float("local_gbytes_per_s", 10.0, "Rate of the link between these, in each direction.")
 _COPY = flags.DEFINE_float("copy_gbytes_per_s", math.inf, "Rate of copies between accelerator and host.")
@@ -109,9 +111,9 @@ def make_system(name):
 def make_machines(nodes):
     gbps = numbers(_GBPS, float)
     return inputs.Machines(
-        nodes, gbps[0] if len(gbps) == 1 else gbps, _LATENCY.value, min(_SERVERS.value, nodes),
+        nodes, gbps[0] if len(gbps) == 1 else gbps, _LATENCY.value, min(_SERVERS.value, nodes + _DEDICATED.value),
         _EFFICIENCY.value, _MESSAGE.value, _GPUS.value, _LOCAL.value, _COPY.value, _SUM.value,
-        tuple(ms / 1e3 for ms in numbers(_LATE, float)))
+        tuple(ms / 1e3 for ms in numbers(_LATE, float)), _DEDICATED.value)
 
 
 def summarize(nodes, name, result, batch_size):
@@ -122,7 +124,7 @@ def summarize(nodes, name, result, batch_size):
             "images_per_s": batch_size and accelerators * batch_size / result.step_seconds,
             "speed_up": accelerators * result.compute_seconds / result.step_seconds,
             "compute_ms": 1e3 * result.compute_seconds, "exposed_ms": 1e3 * result.exposed_seconds,
-            "rebuild_ms": 1e3 * result.rebuild_seconds, "mean_node_bytes": sum(each) / nodes,
+            "rebuild_ms": 1e3 * result.rebuild_seconds, "mean_node_bytes": sum(each) / len(each),
             "worst_node_bytes": max(each)}
 
 

@@ -26,7 +26,8 @@ to leave when their own arithmetic is done.
 
 Parameter servers. KV pairs are cut as in kernels/communicator/kv_pairs.cc. All pairs of a site leave at once, and a
 server sums a pair and sends it back when all its contributions have arrived. The pairs of a site begin at the
-server after the last server of the previous site; the runtime takes a hash of the site's name instead.
+server after the last server of the previous site; the runtime takes a hash of the site's name instead. Dedicated
+servers are nodes that do not compute; KV pairs are theirs as in kernels/communicator/options.cc.
 
 Symmetry. Nodes that do the same at the same time are of one *kind* and are simulated as one: the work of a step
 grows with the square of the kinds, not of the nodes. Where only some servers of a kind have a pair of a site, the
@@ -106,8 +107,9 @@ class _Run:
         self._kinds = _kinds(machines, system, moves, is_each_by_itself)
         kind_of = {node: kind for kind, nodes in enumerate(self._kinds) for node in nodes}
         self._all = range(len(self._kinds))
-        # Kinds that a kind has connections to, and from.
-        self._others = [[k for k in self._all if k != kind or len(nodes) > 1]
+        self._computing = [kind for kind, nodes in enumerate(self._kinds) if nodes[0] < machines.nodes]
+        # Kinds of nodes that compute, which a kind has connections to, and from.
+        self._others = [[k for k in self._computing if k != kind or len(nodes) > 1]
                         for kind, nodes in enumerate(self._kinds)]
         self._pairs = [[(number, owner, count) for number, part in enumerate(move.rounds) for owner, count
                         in collections.Counter(kind_of[o] for o in part.owners).items()] for move in moves]
@@ -160,10 +162,10 @@ class _Run:
         return parts
 
     def run(self):
-        for kind in self._all:
+        for kind in self._computing:
             self._begin(kind, 0)
         self._clock.run(self._network)
-        sent, received = transfers_lib.node_bytes(self._moves, self._machines.nodes)
+        sent, received = transfers_lib.node_bytes(self._moves, self._machines)
         owned = collections.Counter()
         for move in self._moves:
             owned.update({owner: move.owner_rebuild for part in move.rounds for owner in part.owners})
@@ -223,7 +225,7 @@ class _Run:
         move = self._moves[gradient[1]]
         self._arrived(kind, gradient)
         if move.ring_bytes is not None:
-            self._count(("ring", gradient), len(self._kinds), self._join_ring, gradient)
+            self._count(("ring", gradient), len(self._computing), self._join_ring, gradient)
         if move.peer_bytes is not None:
             for to in self._others[kind]:
                 self._send(kind, to, move.peer_bytes, 1.0, gradient, "", self._arrived)
@@ -233,7 +235,7 @@ class _Run:
         for pair in self._pairs[gradient[1]]:
             number, owner, count = pair
             self._contributed(owner, gradient, pair)
-            if owner in self._others[kind]:
+            if kind in self._others[owner]:
                 self._send(kind, owner, move.rounds[number].up, count / len(self._kinds[owner]), gradient,
                            "up", functools.partial(self._contributed, pair=pair))
 
@@ -256,7 +258,7 @@ class _Run:
 
     def _contributed(self, owner, gradient, pair):
         """Handles a kind's part on the servers: a server's own, or the contribution of the nodes of a kind."""
-        self._count((gradient, pair), len(self._kinds) + len(self._others[owner]), self._sum, gradient, pair)
+        self._count((gradient, pair), len(self._computing) + len(self._others[owner]), self._sum, gradient, pair)
 
     def _sum(self, gradient, pair):
         move, (number, owner, _) = self._moves[gradient[1]], pair
@@ -287,7 +289,8 @@ class _Run:
 
     def _answer(self, gradient, pair):
         number, owner, count = pair
-        self._arrived(owner, gradient)  # the server's own copy
+        if owner in self._computing:
+            self._arrived(owner, gradient)  # the server's own copy
         down, width = self._moves[gradient[1]].rounds[number].down, count / len(self._kinds[owner])
         for to in self._others[owner]:
             self._send(owner, to, down, width, gradient, "down", self._arrived)
@@ -345,7 +348,7 @@ class _Run:
 
         def done():
             self._ring_is_busy = False
-            for gradient, kind in itertools.product(taken, self._all):
+            for gradient, kind in itertools.product(taken, self._computing):
                 for row in ("send", "receive"):
                     self._note(kind, row, self._moves[gradient[1]].message.name, gradient[0], "", begin, end)
                 self._arrived(kind, gradient)
@@ -362,14 +365,14 @@ class _Run:
 
 def _kinds(machines, system, moves, is_each_by_itself):
     """Returns lists of nodes that do the same at the same time; servers that own whole tensors never do."""
-    servers = machines.servers or machines.nodes
     alone = {owner for move in moves if system.exchange == "whole" or move.owner_rebuild
              for part in move.rounds for owner in part.owners}
     if any(move.root_bytes is not None for move in moves):
         alone.add(0)
     kinds = collections.defaultdict(list)
-    for node in range(machines.nodes):
-        kinds[machines.bytes_per_s(node), machines.late(node), node < servers,
+    for node in range(machines.all_nodes):
+        is_computing = node < machines.nodes
+        kinds[machines.bytes_per_s(node), machines.late(node) if is_computing else None, node < machines.serving_nodes,
               node if is_each_by_itself or node in alone else None].append(node)
     return list(kinds.values())
 

@@ -12,6 +12,7 @@ from tf_poseidon.planning import step_time
 
 _MIN_KV_PAIR_BYTES = 16 << 10  # kMinKvPairBytes in kv_pairs.cc
 _BLOCK_BYTES = 64  # kBlock
+_MOST_TURNS = 4  # kMostPlaces
 STEADY = 6  # steps without a barrier, until one repeats the one before
 
 
@@ -21,8 +22,8 @@ class Round:
 
     Attributes:
         owners: Servers that own one of them.
-        up: Bytes that each node sends to each of them.
-        down: Bytes that each of them sends to each node.
+        up: Bytes that each node that computes sends to each of them.
+        down: Bytes that each of them sends to each such node.
     """
 
     owners: tuple[int, ...]
@@ -65,6 +66,40 @@ def cut(num_bytes, kv_pair_bytes, servers):
     parts = math.ceil(math.ceil(num_bytes / _BLOCK_BYTES) / (kv_pair_bytes // _BLOCK_BYTES))
     parts = max(parts, min(servers, math.ceil(num_bytes / _MIN_KV_PAIR_BYTES)))
     return math.ceil(parts / servers) * servers if parts > servers else parts
+
+
+def places(nodes, serving, dedicated):
+    """Returns which nodes get KV pairs in turn, as `WithServers` in kernels/communicator/options.cc does.
+
+    Args:
+        nodes: Number of nodes that compute.
+        serving: How many of them are servers, the first ones.
+        dedicated: Number of nodes behind them that only serve.
+    """
+    of_node, of_dedicated = _turns(nodes, serving, dedicated) if dedicated else (1, 0)
+    of_all_dedicated = of_dedicated * dedicated
+    total, found, taken = of_node * serving + of_all_dedicated, [], 0
+    for place in range(total):  # evenly mixed
+        if (place + 1) * of_all_dedicated // total > taken:
+            found.append(nodes + taken % dedicated)
+            taken += 1
+        else:
+            found.append((place - taken) % serving)
+    return tuple(found)
+
+
+def _turns(nodes, serving, dedicated):
+    """Returns how many turns each node and each dedicated server have, as `PlacesOf` in kv_pairs.cc does."""
+    if serving and nodes == 1:
+        return 1, 0
+    if not serving or dedicated >= nodes:
+        return 0, 1
+    more, less = serving + nodes - 2, nodes - dedicated
+    for of_node in range(1, _MOST_TURNS + 1):
+        of_dedicated = (2 * more * of_node + less) // (2 * less)
+        if abs(of_dedicated * less - more * of_node) * 32 <= more * of_node:
+            break
+    return of_node, of_dedicated
 
 
 def make_plan(work, machines, system):
@@ -165,7 +200,7 @@ def _transfer(site, decision, work, machines, system, place):
 
 def _rebuild(traffic, work, machines):
     """Returns the seconds in which an accelerator processes what others gave, beyond what it saves of its own work."""
-    servers = (machines.servers or machines.nodes) * machines.gpus_per_node
+    servers = (machines.serving_nodes or machines.nodes) * machines.gpus_per_node
     operations = traffic.rebuild_operations(machines.nodes * machines.gpus_per_node, servers)
     return operations * work.rebuild_seconds_per_operation
 
@@ -199,43 +234,55 @@ class _Placement:
     """Assigns tensors to servers, one tensor after the other."""
 
     def __init__(self, machines, system):
-        self._servers = machines.servers or machines.nodes
+        self._servers = places(machines.nodes, machines.serving_nodes, machines.dedicated_servers)
+        # Dedicated servers have no columns of factors.
+        self._dividing = machines.serving_nodes or machines.nodes
         self._kv_pair_bytes, self._is_greedy = system.kv_pair_bytes, system.balance == "greedy"
-        self._next, self._loads = 0, [0.0] * self._servers
+        self._next, self._loads = 0, dict.fromkeys(self._servers, 0.0)
 
     def one(self, num_bytes):
         """Returns the server of a whole tensor."""
-        owner = (self._loads.index(min(self._loads)) if self._is_greedy else self._take(1)[0])
+        owner = min(self._loads, key=self._loads.__getitem__) if self._is_greedy else self._take(1)[0]
         self._loads[owner] += num_bytes
         return owner
 
     def pairs(self, num_bytes, sent_bytes):
         """Returns the `Round`s of a sum that is cut into KV pairs, whose parts have `sent_bytes`."""
-        count = cut(num_bytes, self._kv_pair_bytes, self._servers)
-        return tuple(Round(self._take(min(self._servers, count - i)), sent_bytes / count, num_bytes / count)
-                     for i in range(0, count, self._servers))
+        count, rounds = cut(num_bytes, self._kv_pair_bytes, len(self._servers)), [[]]
+        for owner in self._take(count):
+            if owner in rounds[-1]:
+                rounds.append([])
+            rounds[-1].append(owner)
+        return tuple(Round(tuple(owners), sent_bytes / count, num_bytes / count) for owners in rounds if owners)
 
     def evenly(self, up, down):
         """Returns the `Round`s of a tensor of which each server gets as much, and gives as much of another to all."""
-        return (Round(tuple(range(self._servers)), up / self._servers, down / self._servers),)
+        return (Round(tuple(range(self._dividing)), up / self._dividing, down / self._dividing),)
 
     def _take(self, count):
-        first, self._next = self._next, (self._next + count) % self._servers
-        return tuple((first + i) % self._servers for i in range(count))
+        first, number = self._next, len(self._servers)
+        self._next = (first + count) % number
+        return tuple(self._servers[(first + i) % number] for i in range(count))
 
 
-def node_bytes(moves, nodes):
+def node_bytes(moves, machines):
     """Returns (bytes that each node sends, bytes that each receives), two lists, of `Transfer`s."""
-    sent, received, everybody_sent, everybody_received = [0.0] * nodes, [0.0] * nodes, 0.0, 0.0
+    nodes, everybody_sent, everybody_received = machines.nodes, 0.0, 0.0
+    sent, received = [0.0] * machines.all_nodes, [0.0] * machines.all_nodes
     for move in moves:
         same = (move.peer_bytes or 0.0) * (nodes - 1) + (move.ring_bytes or 0.0) * 2 * (nodes - 1) / nodes
         for part in move.rounds:
-            for owner in part.owners:  # gets from and gives to the others, but not itself
-                sent[owner] += (nodes - 1) * part.down - part.up
-                received[owner] += (nodes - 1) * part.up - part.down
+            for owner in part.owners:
+                sent[owner] += nodes * part.down
+                received[owner] += nodes * part.up
+                if owner < nodes:  # what it gives itself does not travel
+                    of_itself = part.up + part.down
+                    sent[owner] -= of_itself
+                    received[owner] -= of_itself
         if move.root_bytes is not None:
             sent[0] += (nodes - 1) * move.root_bytes
-            received = [r + move.root_bytes * (node > 0) for node, r in enumerate(received)]
+            received = [r + move.root_bytes * (0 < node < nodes) for node, r in enumerate(received)]
         everybody_sent += same + sum(len(part.owners) * part.up for part in move.rounds)
         everybody_received += same + sum(len(part.owners) * part.down for part in move.rounds)
-    return [everybody_sent + s for s in sent], [everybody_received + r for r in received]
+    return ([s + everybody_sent * (node < nodes) for node, s in enumerate(sent)],
+            [r + everybody_received * (node < nodes) for node, r in enumerate(received)])

@@ -82,6 +82,38 @@ def test_parameter_server_has_the_bytes_of_table_1(nodes, servers):
     assert sum(result.sent) == pytest.approx(sum(result.received))
 
 
+@pytest.mark.parametrize("is_each_by_itself", [False, True])
+@pytest.mark.parametrize("dedicated, tensors, pairs", [(0, 3, 0), (1, 8 / 3, None), (2, 2.4, None), (4, 2, 1 / 8)])
+def test_dedicated_servers_leave_every_link_less(dedicated, tensors, pairs, is_each_by_itself):
+    """Four nodes compute: all nodes send and receive as much. Servers that own all answer pair by pair."""
+    result = run(work_of(ONE), 4, "poseidon-ps", is_each_by_itself, dedicated_servers=dedicated)
+    assert result.node_bytes == pytest.approx([tensors * DENSE] * (4 + dedicated))
+    assert max(result.node_bytes) == pytest.approx(cost.dense_bytes(DENSE, planning.Cluster(
+        4, dedicated_servers=dedicated)))
+    if pairs is None:  # connections share a link evenly, but do not carry as much
+        assert tensors / 2 * DENSE / RATE < result.step_seconds <= 1.5 * DENSE / RATE * (1 + 1e-6)
+    else:
+        assert result.step_seconds == pytest.approx((tensors / 2 + pairs) * DENSE / RATE, rel=1e-6)
+
+
+def test_dedicated_servers_have_neither_factors_nor_columns_nor_shards():
+    work = dataclasses.replace(work_of(ONE, rebuild=1e-12), exchanges=(exchange("scatter", 3000, 0.0),))
+    plan = planning.make_plan(work.sites, "ps", planning.Cluster(4, dedicated_servers=2), [("*", "hfb")],
+                              exchanges=work.exchanges)
+    result = simulation.simulate(work, machines(4, dedicated_servers=2), inputs.SYSTEMS["poseidon"], plan)
+    alone = run(work, 4, "poseidon-sfb", dedicated_servers=2)
+    for found in (result, alone):
+        assert found.node_bytes[4:] == (0, 0) and min(found.node_bytes[:4]) > 0
+
+
+@pytest.mark.parametrize("nodes, dedicated", [(2, 1), (4, 1), (4, 2), (4, 3), (4, 4), (8, 1), (8, 3), (8, 7), (64, 1)])
+def test_dedicated_servers_have_the_turns_that_plans_assume(nodes, dedicated):
+    """As in tests/native/kv_pairs_test.cc."""
+    places = transfers.places(nodes, nodes, dedicated)
+    share = sum(place >= nodes for place in places) / len(places)
+    assert share == pytest.approx(planning.Cluster(nodes, dedicated_servers=dedicated).dedicated_share, rel=1 / 32)
+
+
 @pytest.mark.parametrize("nodes", [2, 4, 8])
 def test_parameter_server_on_all_nodes_takes_its_bytes_over_the_rate(nodes):
     """Plus one latency: that of the parts to the servers passes while earlier pairs come back."""
@@ -222,7 +254,8 @@ def test_runs_are_equal(system):
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("nodes, options", [
     (2, {}), (3, {}), (8, {}), (4, {"servers": 2}), (4, {"late_seconds": (0.0, 0.01, 0.0, 0.0)}),
-    (4, {"gbps": (1.0, 1.0, 0.25, 1.0)}), (2, {"gpus_per_node": 4}), (4, {"sum_gbytes_per_s": 1.0})])
+    (4, {"gbps": (1.0, 1.0, 0.25, 1.0)}), (2, {"gpus_per_node": 4}), (4, {"sum_gbytes_per_s": 1.0}),
+    (4, {"dedicated_servers": 1}), (4, {"dedicated_servers": 2, "servers": 2})])
 def test_nodes_of_one_kind_are_as_each_by_itself(system, nodes, options):
     options = {"gbps": 1.0, "latency_us": 50, **options}
     together = run(layered(), nodes, system, **options)
@@ -412,6 +445,8 @@ def test_rebuilding_takes_the_device_from_backpropagation():
     (lambda: machines(4, gbps=(1.0, 2.0)), "gbps has 2 values, expected one for each of the 4 nodes"),
     (lambda: machines(4, late_seconds=(1.0,)), "late_seconds has 1 values, expected one for each"),
     (lambda: machines(4, late_seconds=(0, 0, 0, -1)), "late_seconds=-1, expected at least 0"),
+    (lambda: machines(4, dedicated_servers=-1), "dedicated_servers=-1, expected a whole number, at least 0"),
+    (lambda: machines(4, gbps=(1.0,) * 4, dedicated_servers=1), "gbps has 4 values, expected one for each of the 5"),
     (lambda: machines(4, efficiency=1.5), "efficiency=1.5, expected at most 1"),
     (lambda: machines(4, gpus_per_node=0), "gpus_per_node=0, expected a whole number"),
     (lambda: inputs.System(steps=-1), "steps=-1, expected a whole number, at least 0"),
