@@ -116,7 +116,8 @@ class Cluster:
     def dedicated_share(self) -> float:
         """The share of all KV pairs that dedicated servers own, by which the busiest link is least busy.
 
-        `PlacesOf` in kernels/communicator/kv_pairs.cc divides KV pairs by it.
+        `PlacesOf` in kernels/communicator/kv_pairs.cc divides KV pairs by it. A job whose workers share one node, for
+        which ranks_per_node is 1, divides by it only if its own ranks_per_node is 1, too (docs/clusters.md).
         """
         if not self.dedicated_servers or (self.server_nodes and self.nodes == 1):
             return 0.0
