@@ -153,6 +153,7 @@ def test_who_takes_options_takes_all_of_them():
         return set(inspect.signature(function).parameters)
 
     assert parameters(poseidon.PoseidonStrategy) == names(options.JobOptions, options.TrainingOptions)
+    assert parameters(poseidon.load_ops) == names(options.JobOptions)
     assert parameters(poseidon.explain) == names(options.PlanOptions) | {
         "model", "batch_size", "data", "global_batch_norm", "steps_per_execution", "shard_update"}
     documented = set(re.findall("`([a-z_]+)`", rewriting.rewrite_saved_model.__doc__.partition("**options:")[2]))

@@ -36,7 +36,7 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
              timeout_s: float = options_lib.JobOptions.timeout_s,
              startup_timeout_s: float = options_lib.JobOptions.startup_timeout_s,
              heartbeat_timeout_s: float = options_lib.JobOptions.heartbeat_timeout_s,
-             staging_bytes: int | None = None) -> Membership:
+             staging_bytes: int | None = None, dedicated_servers: int = 0) -> Membership:
     """Prepares this process to run rewritten graphs: loads their ops, and joins the job of mpiexec.
 
     Call it before a rewritten graph is loaded:
@@ -55,6 +55,7 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
         startup_timeout_s: Same as in `PoseidonStrategy`.
         heartbeat_timeout_s: Same as in `PoseidonStrategy`.
         staging_bytes: Same as in `PoseidonStrategy`.
+        dedicated_servers: Same as in `PoseidonStrategy`; on those ranks, this call serves, and ends the process.
 
     Returns:
         A `Membership`, (rank, size); (0, 1) in a process that was launched alone.
@@ -64,7 +65,7 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
     """
     global _alone
     options = options_lib.JobOptions(engine, cast(Any, servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
-                                     startup_timeout_s, heartbeat_timeout_s, staging_bytes)
+                                     startup_timeout_s, heartbeat_timeout_s, staging_bytes, dedicated_servers)
     runtime.check(options, options_lib.TrainingOptions())
     library.load()
     grappler.order_sums()
