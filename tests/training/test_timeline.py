@@ -39,9 +39,9 @@ SLOW_S, LATE_S = 0.1, 0.3  # of record_timelines.py
 # ---- events written by hand, with integer times ---------------------------------------------------
 
 
-def two_layers(begin, late=0.0):
+def two_layers(begin, late=0.0, scheme="sfb"):
     """Returns the events of a step: two gradients, one sent as factors; the first is hidden in part."""
-    return (Event("sfb", "b", begin + 3, begin + 9, 8), Event("ps", "a", begin + 7 + late, begin + 11, 4),
+    return (Event(scheme, "b", begin + 3, begin + 9, 8), Event("ps", "a", begin + 7 + late, begin + 11, 4),
             Event("rebuild", "b", begin + 9, begin + 10), Event("rebuild", "bias", begin + 10.5, begin + 12))
 
 
@@ -214,28 +214,29 @@ def test_drift_of_clocks_is_taken_out():
     assert (first.clock_error, second.clock_error) == (0, 2)
 
 
-def two_ranks():
-    late = Rank("far", 0.0, (*two_layers(0, late=2), *two_layers(12, late=2)), clock_error=0.25)
-    return [Rank("near", 0.0, (*two_layers(0), *two_layers(12), Event("calls", "x", 13, 14))), late]
+def two_ranks(scheme="sfb"):
+    on_time, late = ((*two_layers(0, late, scheme), *two_layers(12, late, scheme)) for late in (0, 2))
+    return [Rank("near", 0.0, (*on_time, Event("calls", "x", 13, 14))), Rank("far", 0.0, late, clock_error=0.25)]
 
 
-def plan():
+def plan(scheme="sfb"):
     decisions = (Decision("a", "ps", Cost(8, transfer=1.0), "why"),
-                 Decision("b", "sfb", Cost(8, rebuild=2.0), "why"),
-                 Decision("bias", "sfb", Cost(0), "why", carried=Rider("b")))
+                 Decision("b", scheme, Cost(8, rebuild=2.0), "why"),
+                 Decision("bias", scheme, Cost(0), "why", carried=Rider("b")))
     return planning.Plan("sfb", planning.Cluster(2), decisions=decisions)
 
 
-def test_the_table_has_the_times_of_each_site():
+@pytest.mark.parametrize("scheme", ["sfb", "hfb"])
+def test_the_table_has_the_times_of_each_site(scheme):
     """On both ranks: 'a' is ready at 7 on rank 0 and at 9 on rank 1, and arrives at 11."""
-    lines = [line.split() for line in table_lib.table(two_ranks(), 0, plan()).splitlines()]
+    lines = [line.split() for line in table_lib.table(two_ranks(scheme), 0, plan(scheme)).splitlines()]
     assert " ".join(lines[0]) == ("rank 0 on near, 2 steps, times in ms; clocks of ranks agree within 5e+02 ms; "
                                   "predicted for 10 Gbit/s and 50 µs")
     assert lines[2:] == [
         ["forward", "3,000"],
         # compute, hidden, exposed, rebuild, predicted, measured: 6 until it was there, 1 to rebuild it
-        ["b", "sfb", "0", "4,000", "2,000", "1,000", "2,000", "7,000"],
-        ["bias", "sfb", "1,500", "0", "1,500"],
+        ["b", scheme, "0", "4,000", "2,000", "1,000", "2,000", "7,000"],
+        ["bias", scheme, "1,500", "0", "1,500"],
         # with the slowest rank, and how much later it is
         ["a", "ps", "4,000", "0", "500", "1", "2,000", "1,000", "2,000"],
         ["other", "exchanges", "calls", "500"],
@@ -243,7 +244,7 @@ def test_the_table_has_the_times_of_each_site():
         "a step of 12,000 ms: 7,000 ms compute; then 2,500 ms waiting for exchanges, and 2,500 ms "
         "rebuilding gradients".split()]
     assert ["a", "ps", "6,000", "0", "500", "1", "2,000", "1,000", "2,000"] in [
-        line.split() for line in table_lib.table(two_ranks(), 1, plan()).splitlines()]
+        line.split() for line in table_lib.table(two_ranks(scheme), 1, plan(scheme)).splitlines()]
 
 
 def test_steps_that_last_longest_and_shortest_do_not_count():

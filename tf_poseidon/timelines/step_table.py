@@ -94,7 +94,7 @@ def parts(rank: steps_lib.Rank) -> dict[str, float]:
 def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None = None) -> StepSummary:
     """Returns the `StepSummary` of a rank, which has recorded steps; the arguments are those of `table`."""
     steps = _middle_half(ranks[rank].steps)
-    values, exchanges = _by_site(steps), _exchanges(ranks)
+    values, exchanges = _by_site(steps, plan), _exchanges(ranks)
     # The plan may be that of another function.
     decisions = {decision.site: decision for decision in (plan.decisions if plan else ())
                  if decision.site in values and decision.by.row == values[decision.site]["row"]}
@@ -209,8 +209,10 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
     return "\n".join([title, *lines])
 
 
-def _by_site(steps: Sequence[steps_lib.RecordedStep]) -> dict[str, dict[str, Any]]:
+def _by_site(steps: Sequence[steps_lib.RecordedStep], plan: planning.Plan | None) -> dict[str, dict[str, Any]]:
     """Returns {site: {column: mean over the steps, in seconds; for "row" the last one}}."""
+    rows_of_riders = {decision.site: decision.by.row for decision in (plan.decisions if plan else ())
+                      if decision.leader}
     values: collections.defaultdict[str, dict[str, Any]] = collections.defaultdict(dict)
 
     def add(site: str, column: str, seconds: float) -> None:
@@ -229,7 +231,8 @@ def _by_site(steps: Sequence[steps_lib.RecordedStep]) -> dict[str, dict[str, Any
         for event in step.rebuilds:
             add(event.site, "rebuild", event.end - event.begin)
             if event.site not in exchanged:
-                values[event.site]["row"] = planning.SFB  # rebuilt from another site's factors
+                # Rebuilt from another site's factors.
+                values[event.site]["row"] = rows_of_riders.get(event.site, planning.SFB)
                 add(event.site, "ready", event.begin - step.begin)
         for segment in step.segments:
             if segment.kind in ("backward", "wait"):
