@@ -2,6 +2,7 @@
 //
 // Tests: tests/communicator/test_ops.py.
 
+#include "sync_shape.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -16,17 +17,6 @@ absl::Status SumShape(InferenceContext* c) {
   ShapeHandle scalar;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &scalar));
   c->set_output(0, c->input(0));
-  return absl::OkStatus();
-}
-
-absl::Status SyncShape(InferenceContext* c) {
-  tensorflow::PartialTensorShape partial;
-  ShapeHandle scalar, known, merged;
-  TF_RETURN_IF_ERROR(c->GetAttr("shape", &partial));
-  TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(partial, &known));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &scalar));
-  TF_RETURN_IF_ERROR(c->Merge(c->input(0), known, &merged));
-  c->set_output(0, merged);
   return absl::OkStatus();
 }
 

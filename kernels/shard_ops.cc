@@ -3,6 +3,7 @@
 //
 // Tests: tests/communicator/test_shards.py.
 
+#include "sync_shape.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -19,12 +20,7 @@ absl::Status ShardShape(InferenceContext* c) {
 }
 
 absl::Status ReduceScatterShape(InferenceContext* c) {
-  tensorflow::PartialTensorShape partial;
-  ShapeHandle scalar, known, merged;
-  TF_RETURN_IF_ERROR(c->GetAttr("shape", &partial));
-  TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(partial, &known));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &scalar));
-  TF_RETURN_IF_ERROR(c->Merge(c->input(0), known, &merged));
+  TF_RETURN_IF_ERROR(SyncShape(c));
   return ShardShape(c);
 }
 
