@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -20,6 +21,7 @@
 
 #include "loopback_transport.h"
 #include "socket_transport.h"
+#include "text.h"
 
 namespace poseidon {
 namespace {
@@ -210,6 +212,42 @@ void* poseidon_submit_ping(Communicator* communicator, int32_t peer, int64_t byt
 }
 
 double poseidon_ping_seconds(void* handle) { return poseidon::Of(handle).seconds; }
+
+void* poseidon_ask(Communicator* communicator, int32_t peer, const char* text, void* answer, int64_t bytes) {
+  auto* handle = new poseidon::Handle(std::make_shared<Waiter>());
+  communicator->Ask(peer, text, answer, static_cast<size_t>(bytes),
+                    [waiter = *handle](const std::string& error) { waiter->Finish(error, {}); });
+  return handle;
+}
+
+int32_t poseidon_next_question(Communicator* communicator, double seconds, int32_t* peer, int64_t* number, char* text) {
+  bool is_over = false;
+  const auto question = communicator->NextQuestion(seconds, &is_over);
+  if (!question) return is_over ? -1 : 0;
+  *peer = question->peer;
+  *number = static_cast<int64_t>(question->number);
+  poseidon::WriteText(question->text, text);
+  return 1;
+}
+
+void poseidon_reply(Communicator* communicator, int32_t peer, int64_t number, const void* bytes, int64_t num_bytes,
+                    bool is_refusal) {
+  const auto* begin = static_cast<const char*>(bytes);
+  communicator->Reply(peer, static_cast<uint64_t>(number), {std::string(begin, begin + num_bytes), is_refusal});
+}
+
+int64_t poseidon_shards(const Communicator* communicator, const char* layout, int32_t owner, int64_t elements,
+                        int64_t capacity, int32_t* ranks, int64_t* ends) {
+  constexpr size_t kElementBytes = 4;  // of any type, shards have as many elements
+  const poseidon::ShardLayout of_variable = {static_cast<uint32_t>(poseidon::Hash(layout)), owner};
+  const poseidon::KvPairs pairs = communicator->Shards(of_variable, static_cast<size_t>(elements), kElementBytes);
+  const auto size = static_cast<int64_t>(pairs.size());
+  for (int64_t i = 0; i < std::min(size, capacity); ++i) {
+    ranks[i] = pairs[i].server;
+    ends[i] = static_cast<int64_t>((pairs[i].offset + pairs[i].bytes) / kElementBytes);
+  }
+  return size;
+}
 
 int32_t poseidon_wait(void* handle, double seconds, char* error) {
   Waiter& waiter = poseidon::Of(handle);

@@ -85,6 +85,24 @@ void* poseidon_submit_factors(poseidon::Communicator* communicator, const char* 
 void* poseidon_submit_ping(poseidon::Communicator* communicator, int32_t peer, int64_t bytes);
 double poseidon_ping_seconds(void* handle);
 
+// Asks `peer`, another rank, whose answer of `bytes` bytes comes to `answer`, see poseidon::Questions. Returns a handle
+// for poseidon_wait.
+void* poseidon_ask(poseidon::Communicator* communicator, int32_t peer, const char* text, void* answer, int64_t bytes);
+
+// Waits at most `seconds` for what another rank asks. Returns 1 and writes who asks, the number of the question, and
+// its text, to a buffer of kPoseidonTextBytes; 0 if nothing is asked, -1 if nothing will be any more.
+int32_t poseidon_next_question(poseidon::Communicator* communicator, double seconds, int32_t* peer, int64_t* number,
+                               char* text);
+
+// Answers it with bytes, which are copied; or with the reason why there are none.
+void poseidon_reply(poseidon::Communicator* communicator, int32_t peer, int64_t number, const void* bytes,
+                    int64_t num_bytes, bool is_refusal);
+
+// Which elements of a tensor make up the shards of ranks, see Communicator::Shards: writes the rank of each run of
+// them, and where it ends, for at most `capacity`; returns how many there are. `owner` is that of ShardLayout.
+int64_t poseidon_shards(const poseidon::Communicator* communicator, const char* layout, int32_t owner, int64_t elements,
+                        int64_t capacity, int32_t* ranks, int64_t* ends);
+
 // Waits at most `seconds` and returns 1 when the exchange is complete, -1 when it failed, 0 when
 // it still runs.
 int32_t poseidon_wait(void* handle, double seconds, char* error);

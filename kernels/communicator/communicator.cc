@@ -14,6 +14,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -114,8 +115,10 @@ class Communicator::Impl {
     if (!transport || stop_) return;
     lock.unlock();
 
-    auto protocol = std::make_unique<Protocol>(std::move(transport), options_, nodes, &statistics_,
-                                               [this](const std::string& reason) { Set([&] { failure_ = reason; }); });
+    auto protocol = std::make_unique<Protocol>(
+        std::move(transport), options_, nodes, &statistics_,
+        [this](const std::string& reason) { Set([&] { failure_ = reason; }); },
+        [this](Question question) { Set([&] { questions_.push_back(std::move(question)); }); });
     Run(protocol.get());
     if (protocol->has_failed() || protocol->is_being_copied()) KeepForEver(std::move(protocol));
     protocol.reset();  // before anybody learns that this rank has left: the process may end then
@@ -141,6 +144,7 @@ class Communicator::Impl {
     Group group;
     std::function<void(Protocol* protocol)> start;
     Done refuse;
+    bool is_reply = false;  // which others wait for that have not said goodbye, whether or not this rank has
   };
 
   void Submit(Submission submission) {
@@ -154,7 +158,7 @@ class Communicator::Impl {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       refusal = failure_;
-      if (refusal.empty() && wants_goodbye_) {
+      if (refusal.empty() && wants_goodbye_ && !submission.is_reply) {
         refusal = "'" + submission.site + "' was submitted after this rank had said goodbye.";
       }
       if (refusal.empty() && !PutInbox(std::move(submission))) return;
@@ -187,6 +191,17 @@ class Communicator::Impl {
     std::unique_lock<std::mutex> lock(mutex_);
     return changed_.wait_for(lock, std::chrono::duration<double>(seconds),
                              [&] { return have_workers_left_ || has_ended_ || !failure_.empty(); });
+  }
+
+  std::optional<Question> NextQuestion(double seconds, bool* is_over) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait_for(lock, std::chrono::duration<double>(seconds),
+                      [&] { return !questions_.empty() || has_ended_ || !failure_.empty(); });
+    *is_over = has_ended_ || !failure_.empty();
+    if (*is_over || questions_.empty()) return std::nullopt;
+    Question question = std::move(questions_.front());
+    questions_.pop_front();
+    return question;
   }
 
   void Stop() {
@@ -365,6 +380,7 @@ class Communicator::Impl {
   std::string startup_error_;
   std::string failure_;
   std::vector<int> missing_goodbyes_;
+  std::deque<Question> questions_;
 };
 
 Communicator::Communicator(TransportFactory open, Options options, double startup_timeout_s)
@@ -409,6 +425,21 @@ void Communicator::SubmitPing(int peer, size_t bytes, PingDone done) {
   auto start = [peer, bytes, done](Protocol* protocol) { protocol->StartPing(peer, bytes, done); };
   auto refuse = [done = std::move(done)](const std::string& error) { done(error, 0); };
   impl_->Submit({"a ping", alone, std::move(start), std::move(refuse)});
+}
+void Communicator::Ask(int peer, const std::string& text, void* answer, size_t bytes, Done done) {
+  const Group alone;
+  auto start = [=](Protocol* protocol) { protocol->Ask(peer, text, answer, bytes, done); };
+  impl_->Submit({text, alone, std::move(start), done});
+}
+std::optional<Question> Communicator::NextQuestion(double seconds, bool* is_over) {
+  return impl_->NextQuestion(seconds, is_over);
+}
+void Communicator::Reply(int peer, uint64_t number, Answer answer) {
+  const Group alone;
+  auto start = [peer, number, answer = std::move(answer)](Protocol* protocol) {
+    protocol->Reply(peer, number, answer);
+  };
+  impl_->Submit({"an answer", alone, std::move(start), [](const std::string&) {}, /*is_reply=*/true});
 }
 void Communicator::Abort(const std::string& reason, double seconds) { impl_->Abort(reason, seconds); }
 bool Communicator::Serve(double seconds) { return impl_->Serve(seconds); }

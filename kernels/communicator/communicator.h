@@ -10,13 +10,15 @@
 // Files, in the order in which data passes through them: communicator (the thread), protocol (hands over what is
 // submitted and what arrives), dense_exchanges (the worker's side), kv_pairs (cutting), routes (from node to node),
 // server (collecting), sum, gather_exchanges (sufficient factor broadcasting), sender, packets, frame and
-// frame_checks (what is sent), transport (what sends it). Beside them: heartbeats, and pings (measuring links).
+// frame_checks (what is sent), transport (what sends it). Beside them: heartbeats, pings (measuring links), and
+// questions that programs answer.
 
 #ifndef POSEIDON_COMMUNICATOR_COMMUNICATOR_H_
 #define POSEIDON_COMMUNICATOR_COMMUNICATOR_H_
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,7 @@
 #include "kv_pairs.h"
 #include "pings.h"
 #include "protocol.h"
+#include "questions.h"
 #include "row_shares.h"
 #include "transport.h"
 
@@ -62,6 +65,13 @@ class Communicator {
 
   // Measures the way to `peer`, another rank, with `bytes` bytes, at most kMaxPingBytes.
   void SubmitPing(int peer, size_t bytes, PingDone done);
+
+  // See Questions::Ask. `done` is called on the progress thread.
+  void Ask(int peer, const std::string& text, void* answer, size_t bytes, Done done);
+
+  // What another rank asks; none, if nothing is asked for `seconds`, or nothing will be any more: then `is_over`.
+  std::optional<Question> NextQuestion(double seconds, bool* is_over);
+  void Reply(int peer, uint64_t number, Answer answer);
 
   // Ends every exchange of all ranks with an error that holds `reason`, and returns when the
   // other ranks have been told or `seconds` have passed.

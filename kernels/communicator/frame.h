@@ -24,6 +24,8 @@ enum class FrameKind : uint8_t {
   kAlive,         // the sender is alive; see heartbeats.h
   kPing,          // bytes of no meaning, to be answered; see pings.h
   kPong,          // the sender has all of the ping `step`
+  kQuestion,      // a text that the program is to answer; see questions.h
+  kAnswer,        // the answer to the question `step`
   // Between ranks of a node whose GPUs reach each other's memory, see gpu_links.h.
   kGpuContribution,  // as kContribution, with the payload in the sender's window
   kGpuResult,        // as kResult, likewise
@@ -54,14 +56,14 @@ struct FrameHeader {
                        // the rank that owns all elements, -1 for all servers
   uint64_t site;       // hash of the site's name
   uint64_t step;       // how often this site was exchanged before (of a KV pair: dense; of factors: in either way), no
-                       // step of the training; of a ping and its answer, a number
+                       // step of the training; of a ping, a question and their answers, a number
   uint64_t layout;     // digest of everything that decides how bytes are cut and routed
   uint64_t count;      // elements of the whole tensor; of factors, the digest of their form
   uint64_t offset;     // first byte of this KV pair in the tensor; of factors, the bytes of one row
   uint64_t length;     // bytes of payload
   uint32_t tag;        // bulk tag, unique among the sender's transfers in flight to this peer; place in a window
-  uint32_t detail;     // of factors: which part; of a gradient: see DenseForm in gather_exchanges.h; of shards: see
-                       // ShardLayout
+  uint32_t detail;  // of an answer: 1 if it is the reason why there is none; of factors: which part; of a gradient: see
+                    // DenseForm in gather_exchanges.h; of shards: see ShardLayout
 
   // Whether the payload is the bulk transfer `tag`, or in a window; otherwise it follows this header.
   bool is_bulk() const { return length > kInlineBytes && !is_in_window(); }

@@ -46,6 +46,13 @@ std::string FrameChecks::Wrong(int peer, const FrameHeader& header) const {
                  : Text("a ping of ", header.length, " bytes, expected at most ", kMaxPingBytes);
     case FrameKind::kPong:
       return header.length == 0 ? "" : Text("an answer of ", header.length, " bytes to a ping, expected none");
+    case FrameKind::kQuestion:
+      return header.is_bulk() ? Text("a question of ", header.length, " bytes, expected at most ", kInlineBytes) : "";
+    case FrameKind::kAnswer:
+      return header.detail == 0 || (header.detail == 1 && !header.is_bulk())
+                 ? ""
+                 : Text("an answer of ", header.length, " bytes with detail ", header.detail,
+                        ", expected 0, or 1 for a reason of at most ", kInlineBytes, " bytes");
     default:
       return Text("a frame of kind ", static_cast<int>(header.kind), ", expected one of this version");
   }

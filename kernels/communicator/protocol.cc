@@ -22,7 +22,8 @@ size_t PieceBytes(const Options& options) { return 2 * static_cast<size_t>(optio
 }  // namespace
 
 Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const std::vector<int>& nodes,
-                   Statistics* statistics, std::function<void(const std::string& reason)> on_failure)
+                   Statistics* statistics, std::function<void(const std::string& reason)> on_failure,
+                   std::function<void(Question)> on_question)
     : transport_(std::move(transport)),
       rank_(transport_->rank()),
       size_(transport_->size()),
@@ -38,6 +39,7 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
       links_(rank_, size_, &routes_, &sender_, static_cast<size_t>(options_.kv_pair_bytes),
              static_cast<size_t>(options_.staging_bytes), statistics_->staging, &statistics_->events),
       pings_(transport_.get(), &sender_),
+      questions_(transport_.get(), &sender_, std::move(on_question)),
       gathering_(
           transport_.get(), static_cast<size_t>(options_.kv_pair_bytes), &routes_, &sender_, &links_, statistics_,
           [this](size_t bytes) { return TakeMemory(bytes); },
@@ -129,6 +131,15 @@ void Protocol::StartPing(int peer, size_t bytes, PingDone done) {
   FailIfLeftBehind();
 }
 
+void Protocol::Ask(int peer, const std::string& text, void* answer, size_t bytes, Done done) {
+  if (has_failed()) return done(failure_);
+  questions_.Ask(peer, text, answer, bytes, std::move(done));
+}
+
+void Protocol::Reply(int peer, uint64_t number, Answer answer) {
+  if (!has_failed()) questions_.Reply(peer, number, std::move(answer));
+}
+
 // ---- what arrives ---------------------------------------------------------------------------
 
 bool Protocol::Poll() {
@@ -172,6 +183,10 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
       return pings_.OnPing(peer, header);
     case FrameKind::kPong:
       return FailIf(pings_.OnPong(peer, header));
+    case FrameKind::kQuestion:
+      return questions_.OnQuestion(peer, header, payload);
+    case FrameKind::kAnswer:
+      return FailIf(questions_.OnAnswer(peer, header, payload));
     case FrameKind::kWindow:
     case FrameKind::kWindowOpen:
     case FrameKind::kTaken: {
@@ -246,6 +261,7 @@ void Protocol::Fail(const std::string& reason, bool tell_peers) {
   if (staging_) staging_->Fail();
   links_.Fail();
   pings_.Fail(reason);
+  questions_.Fail(reason);
 }
 
 void Protocol::FailIf(const std::string& disagreement) {
@@ -272,6 +288,9 @@ void Protocol::CheckDeadlines() {
     return FailOverdue(Text("exchange '", overdue->site, "' (gather)"), overdue->ranks);
   }
   if (auto peer = pings_.FindOverdue(now, options_.timeout_s)) FailOverdue("answer a ping", {*peer});
+  if (auto overdue = questions_.FindOverdue(now, options_.timeout_s)) {
+    FailOverdue(Text("answer '", overdue->first, "'"), {overdue->second});
+  }
 }
 
 void Protocol::CheckHeartbeats(Clock::time_point now) {

@@ -17,6 +17,7 @@
 #include "heartbeats.h"
 #include "options.h"
 #include "pings.h"
+#include "questions.h"
 #include "routes.h"
 #include "sender.h"
 #include "staging.h"
@@ -28,14 +29,17 @@ namespace poseidon {
 // One thread makes all calls. Nothing blocks, and nothing is sent before Flush or Poll.
 class Protocol {
  public:
-  // `nodes` are those of NodesOf. `on_failure` is told the reason of the first failure, before any exchange is.
+  // `nodes` are those of NodesOf. `on_failure` is told the reason of the first failure, before any exchange is;
+  // `on_question` what other ranks ask, see Questions.
   Protocol(std::unique_ptr<Transport> transport, Options options, const std::vector<int>& nodes, Statistics* statistics,
-           std::function<void(const std::string& reason)> on_failure);
+           std::function<void(const std::string& reason)> on_failure, std::function<void(Question)> on_question);
 
   // Starts an exchange that was submitted at `submitted`.
   void Start(Exchange exchange, Done done, Clock::time_point submitted);
   void StartFactors(Factors factors, FactorsDone done, Clock::time_point submitted);
   void StartPing(int peer, size_t bytes, PingDone done);
+  void Ask(int peer, const std::string& text, void* answer, size_t bytes, Done done);
+  void Reply(int peer, uint64_t number, Answer answer);
 
   // Handles what has arrived or has been copied; returns whether anything had.
   bool Poll();
@@ -61,7 +65,7 @@ class Protocol {
   // A dedicated server always waits: it has nothing else to do, and others wait for its answers.
   bool is_waiting() const {
     return routes_.only_serves() || dense_.is_waiting() || gathering_.is_waiting() || pings_.is_waiting() ||
-           is_waiting_for_device();
+           questions_.is_waiting() || is_waiting_for_device();
   }
   // Whether GPUs, this rank's or those of others, may be copying from and to its memory, which must then stay.
   bool is_being_copied() const {
@@ -103,6 +107,7 @@ class Protocol {
   Sender sender_;
   GpuLinks links_;  // nothing before the first tensor on a GPU
   Pings pings_;
+  Questions questions_;
   GatherExchanges gathering_;
   DenseExchanges dense_;
 };
