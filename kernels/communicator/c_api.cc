@@ -233,7 +233,7 @@ int32_t poseidon_next_question(Communicator* communicator, double seconds, int32
 void poseidon_reply(Communicator* communicator, int32_t peer, int64_t number, const void* bytes, int64_t num_bytes,
                     bool is_refusal) {
   const auto* begin = static_cast<const char*>(bytes);
-  communicator->Reply(peer, static_cast<uint64_t>(number), {std::string(begin, begin + num_bytes), is_refusal});
+  communicator->Reply(peer, static_cast<uint64_t>(number), std::string(begin, begin + num_bytes), is_refusal);
 }
 
 int64_t poseidon_shards(const Communicator* communicator, const char* layout, int32_t owner, int64_t elements,

@@ -434,10 +434,10 @@ void Communicator::Ask(int peer, const std::string& text, void* answer, size_t b
 std::optional<Question> Communicator::NextQuestion(double seconds, bool* is_over) {
   return impl_->NextQuestion(seconds, is_over);
 }
-void Communicator::Reply(int peer, uint64_t number, Answer answer) {
+void Communicator::Reply(int peer, uint64_t number, std::string answer, bool is_refusal) {
   const Group alone;
-  auto start = [peer, number, answer = std::move(answer)](Protocol* protocol) {
-    protocol->Reply(peer, number, answer);
+  auto start = [peer, number, answer = std::move(answer), is_refusal](Protocol* protocol) {
+    protocol->Reply(peer, number, answer, is_refusal);
   };
   impl_->Submit({"an answer", alone, std::move(start), [](const std::string&) {}, /*is_reply=*/true});
 }

@@ -71,7 +71,7 @@ class Communicator {
 
   // What another rank asks; none, if nothing is asked for `seconds`, or nothing will be any more: then `is_over`.
   std::optional<Question> NextQuestion(double seconds, bool* is_over);
-  void Reply(int peer, uint64_t number, Answer answer);
+  void Reply(int peer, uint64_t number, std::string answer, bool is_refusal);
 
   // Ends every exchange of all ranks with an error that holds `reason`, and returns when the
   // other ranks have been told or `seconds` have passed.

@@ -136,8 +136,8 @@ void Protocol::Ask(int peer, const std::string& text, void* answer, size_t bytes
   questions_.Ask(peer, text, answer, bytes, std::move(done));
 }
 
-void Protocol::Reply(int peer, uint64_t number, Answer answer) {
-  if (!has_failed()) questions_.Reply(peer, number, std::move(answer));
+void Protocol::Reply(int peer, uint64_t number, std::string answer, bool is_refusal) {
+  if (!has_failed()) questions_.Reply(peer, number, std::move(answer), is_refusal);
 }
 
 // ---- what arrives ---------------------------------------------------------------------------

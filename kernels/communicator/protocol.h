@@ -39,7 +39,7 @@ class Protocol {
   void StartFactors(Factors factors, FactorsDone done, Clock::time_point submitted);
   void StartPing(int peer, size_t bytes, PingDone done);
   void Ask(int peer, const std::string& text, void* answer, size_t bytes, Done done);
-  void Reply(int peer, uint64_t number, Answer answer);
+  void Reply(int peer, uint64_t number, std::string answer, bool is_refusal);
 
   // Handles what has arrived or has been copied; returns whether anything had.
   bool Poll();

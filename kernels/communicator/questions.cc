@@ -16,17 +16,18 @@ void Questions::Ask(int peer, const std::string& text, void* answer, size_t byte
   header.kind = FrameKind::kQuestion;
   header.step = next_++;
   header.length = text.size();
-  asked_.emplace(header.step, Asked{peer, text, answer, bytes, Clock::now(), std::move(done)});
+  asked_.emplace(header.step,
+                 Asked{peer, text.substr(0, text.find('\n')), answer, bytes, Clock::now(), std::move(done)});
   sender_->Send(peer, header, text.data(), [] {});
 }
 
-void Questions::Reply(int peer, uint64_t number, Answer answer) {
-  const auto bytes = std::make_shared<const std::string>(std::move(answer.bytes));
+void Questions::Reply(int peer, uint64_t number, std::string answer, bool is_refusal) {
+  const auto bytes = std::make_shared<const std::string>(std::move(answer));
   FrameHeader header = {};
   header.kind = FrameKind::kAnswer;
   header.step = number;
   header.length = bytes->size();
-  header.detail = answer.is_refusal;
+  header.detail = is_refusal;
   sender_->Send(peer, header, bytes->data(), [bytes] {});
 }
 
@@ -40,7 +41,7 @@ std::string Questions::OnAnswer(int peer, const FrameHeader& header, const char*
     Finish(header.step, std::string(payload, header.length));
   } else if (header.length != asked.bytes) {
     return Malformed(peer,
-                     Text("an answer of ", header.length, " bytes to '", asked.text, "', expected ", asked.bytes));
+                     Text("an answer of ", header.length, " bytes to '", asked.title, "', expected ", asked.bytes));
   } else if (header.is_bulk()) {
     asked.is_arriving = true;
     transport_->ReceiveBulk(peer, header.tag, asked.answer, asked.bytes,
@@ -58,7 +59,7 @@ void Questions::Finish(uint64_t number, const std::string& error) {
 
 std::optional<std::pair<std::string, int>> Questions::FindOverdue(Clock::time_point now, double seconds) const {
   for (const auto& [number, asked] : asked_) {
-    if (Seconds(now - asked.start) > seconds) return std::pair{asked.text, asked.peer};
+    if (Seconds(now - asked.start) > seconds) return std::pair{asked.title, asked.peer};
   }
   return std::nullopt;
 }

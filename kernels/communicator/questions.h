@@ -27,12 +27,6 @@ struct Question {
   std::string text;
 };
 
-// What a question gets: bytes, or the reason why there are none.
-struct Answer {
-  std::string bytes;
-  bool is_refusal;
-};
-
 class Questions {
  public:
   // `on_question` is told what others ask. It must not block; the answer may come at any time, from `Reply`.
@@ -43,8 +37,9 @@ class Questions {
   // after an error for ever.
   void Ask(int peer, const std::string& text, void* answer, size_t bytes, Done done);
 
-  // Answers a question of `peer`. A rank also does so when it has said goodbye: who waits for an answer has not.
-  void Reply(int peer, uint64_t number, Answer answer);
+  // Answers a question of `peer`, with bytes or, as a refusal, the reason why there are none. A rank also does so when
+  // it has said goodbye: who waits for an answer has not.
+  void Reply(int peer, uint64_t number, std::string answer, bool is_refusal);
 
   void OnQuestion(int peer, const FrameHeader& header, const char* payload) {
     on_question_({peer, header.step, std::string(payload, header.length)});
@@ -53,7 +48,7 @@ class Questions {
   // Takes an answer; says what is wrong with it, empty if nothing is.
   std::string OnAnswer(int peer, const FrameHeader& header, const char* payload);
 
-  // A question that was not answered for `seconds`: its text, and who was asked.
+  // A question that was not answered for `seconds`: the first line of its text, and who was asked.
   std::optional<std::pair<std::string, int>> FindOverdue(Clock::time_point now, double seconds) const;
 
   // Ends all questions with an error.
@@ -64,7 +59,7 @@ class Questions {
  private:
   struct Asked {
     int peer;
-    std::string text;
+    std::string title;  // the first line of the text
     void* answer;
     size_t bytes;
     Clock::time_point start;

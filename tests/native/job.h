@@ -107,12 +107,14 @@ class ScriptedTransport : public Transport {
 struct Rank {
   Rank(std::unique_ptr<Transport> transport, const Options& options) {
     const std::vector<int> nodes = NodesOf(options, *transport);
-    protocol = std::make_unique<Protocol>(std::move(transport), options, nodes, &statistics,
-                                          [this](const std::string& reason) { failure = reason; });
+    protocol = std::make_unique<Protocol>(
+        std::move(transport), options, nodes, &statistics, [this](const std::string& reason) { failure = reason; },
+        [this](Question question) { questions.push_back(std::move(question)); });
   }
 
   Statistics statistics;
   std::string failure;
+  std::vector<Question> questions;
   std::unique_ptr<Protocol> protocol;
 };
 

@@ -277,7 +277,7 @@ struct Lie {
 
 const std::vector<Lie>& Lies() {
   static const std::vector<Lie> lies = {
-      {"a frame of kind 17", [](FrameHeader* h) { h->kind = static_cast<FrameKind>(17); }},
+      {"a frame of kind 19", [](FrameHeader* h) { h->kind = static_cast<FrameKind>(19); }},
       {"a frame of kind 5", [](FrameHeader* h) { h->kind = FrameKind::kAbort; }},
       {"element type 7, expected 0 to 5", [](FrameHeader* h) { h->dtype = 7; }},
       {"element type 255", [](FrameHeader* h) { h->dtype = 255; }},

@@ -64,10 +64,8 @@ def main(directory, *how):
              predictions=model.predict(x, verbose=0))
     # Written a moment ago by rank 0, read by all.
     model.load_weights(directory / "0" / "best.weights.h5")
-    if strategy.rank == 0 or is_sharded:  # which all ranks read together
-        directory = directory if strategy.rank == 0 else own
-        directory.mkdir(exist_ok=True)
-        model.load_weights(backup)
+    model.load_weights(backup)
+    if strategy.rank == 0:
         model.save(directory / "model.keras")
         model.save_weights(directory / "model.weights.h5")
         model.export(directory / "exported", verbose=False)

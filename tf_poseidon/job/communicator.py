@@ -83,6 +83,12 @@ def _functions() -> ctypes.CDLL:
                                     ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)]),
         ("submit_ping", handle, [handle, number, ctypes.c_int64]),
         ("ping_seconds", ctypes.c_double, [handle]),
+        ("ask", handle, [handle, number, text, handle, ctypes.c_int64]),
+        ("next_question", number, [handle, ctypes.c_double, ctypes.POINTER(number), ctypes.POINTER(ctypes.c_int64),
+                                   text]),
+        ("reply", None, [handle, number, ctypes.c_int64, handle, ctypes.c_int64, ctypes.c_bool]),
+        ("shards", ctypes.c_int64, [handle, text, number, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(number),
+                                    ctypes.POINTER(ctypes.c_int64)]),
         ("wait", number, [handle, ctypes.c_double, text]),
         ("has_factors", ctypes.c_bool, [handle]),
         ("factor_bytes", ctypes.c_int64, [handle, number]),
@@ -119,6 +125,7 @@ class Communicator:
         size: The number of ranks, without dedicated servers.
         nodes: The node number of each of these; ranks of one node combine their contributions.
         hosts: The number of the host of each, None where that is unknown. Ranks of a host may be several nodes.
+        has_reached_end: Whether this rank's program has reached its end.
     """
 
     def __init__(self, handle: int | None) -> None:
@@ -127,6 +134,7 @@ class Communicator:
         self._in_flight: dict[object, Sequence[np.ndarray]] = {}  # arrays of each exchange that has not succeeded
         self._awaited: dict[object, Callable[[], Any]] = {}  # by exchange that nobody has waited for, what does
         self._is_recording = False
+        self.has_reached_end = False
         self.rank = self._lib.poseidon_rank(handle)
         self.size = self._lib.poseidon_size(handle)
         nodes = (ctypes.c_int32 * self.size)()
@@ -232,7 +240,8 @@ class Communicator:
                 pass
             try:
                 if state < 0:
-                    raise JobEndedError(error.value.decode(errors="replace"))
+                    kind = JobEndedError if self.failure else JobError  # else the rank that was asked has refused
+                    raise kind(error.value.decode(errors="replace"))
                 del self._in_flight[memory]
                 return result()
             finally:
@@ -275,6 +284,63 @@ class Communicator:
         handle = self._lib.poseidon_submit_ping(self._handle, peer, num_bytes)
         return self._waiting(handle, (), lambda: self._lib.poseidon_ping_seconds(handle))()
 
+    def ask(self, peer: int, text: str, out: np.ndarray) -> Callable[[], np.ndarray]:
+        """Asks another rank, which answers by `reply` while its program does anything else.
+
+        Args:
+            peer: The other rank.
+            text: What to ask, of at most 32 KiB; errors have its first line.
+            out: Array for the answer, of as many bytes.
+
+        Returns:
+            A function that waits for the answer and returns `out`. It raises JobError if the other rank refuses,
+            JobEndedError if the job was ended.
+        """
+        handle = self._lib.poseidon_ask(self._handle, peer, encoded(text), out.ctypes.data, out.nbytes)
+        return self._waiting(handle, (out,), lambda: out)
+
+    def next_question(self, seconds: float) -> tuple[int, int, str] | None:
+        """Returns what another rank asks: its rank, the question's number, and its text.
+
+        Returns None if nothing is asked for some seconds.
+
+        Raises:
+            JobEndedError: If nothing will be asked any more.
+        """
+        peer, number, text = ctypes.c_int32(), ctypes.c_int64(), ctypes.create_string_buffer(_TEXT_BYTES)
+        state = self._lib.poseidon_next_question(self._handle, seconds, ctypes.byref(peer), ctypes.byref(number), text)
+        if state < 0:
+            raise JobEndedError("No rank asks any more, since the job has ended.")
+        return (peer.value, number.value, text.value.decode()) if state else None
+
+    def reply(self, peer: int, number: int, answer: np.ndarray) -> None:
+        """Answers a question of `next_question`."""
+        answer = np.ascontiguousarray(answer)
+        self._lib.poseidon_reply(self._handle, peer, number, answer.ctypes.data, answer.nbytes, False)
+
+    def refuse(self, peer: int, number: int, reason: str) -> None:
+        """Says why a question of `next_question` has no answer."""
+        text = encoded(shortened(reason))
+        self._lib.poseidon_reply(self._handle, peer, number, text, len(text), True)
+
+    def shards(self, layout: str, owner: int, elements: int) -> list[tuple[int, slice]]:
+        """Returns which elements of a tensor make up the shards of ranks, in order.
+
+        Args:
+            layout, owner: Same as in `ops.shard`.
+            elements: The number of elements of the tensor.
+
+        Returns:
+            (the rank, a run of its elements) for each run.
+        """
+        number = 0
+        while True:
+            ranks, ends = (ctypes.c_int32 * number)(), (ctypes.c_int64 * number)()
+            needed = self._lib.poseidon_shards(self._handle, encoded(layout), owner, elements, number, ranks, ends)
+            if needed <= number:
+                return [(rank, slice(begin, end)) for rank, begin, end in zip(ranks, [0, *ends], ends)]
+            number = needed
+
     def use_for_ops(self) -> None:
         """Makes the ops of this process exchange over this communicator."""
         self._lib.poseidon_set_process_communicator(self._handle)
@@ -294,6 +360,7 @@ class Communicator:
         Raises:
             JobEndedError: If a rank failed, or did not reach its end within the time limit.
         """
+        self.has_reached_end = True
         for wait in list(self._awaited.values()):
             wait()
         error = ctypes.create_string_buffer(_TEXT_BYTES)

@@ -26,12 +26,14 @@ from tf_poseidon.graph_passes.find import poseidon_markers
 from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.graph import functions
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.partition import early_updates
 from tf_poseidon.graph_passes.partition import partitioner
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.graph_passes.partition.preparation import results as results_lib
 from tf_poseidon.graph_passes.partition.propagate import row_inputs
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
+from tf_poseidon.job.job_variables import holdings
 from tf_poseidon.job.verify import Verifier
 from tf_poseidon.one_process import late_results
 from tf_poseidon.one_process import sharded_variables
@@ -169,7 +171,7 @@ class Partition:
     report: report_lib.PartitionReport
     agreement_text: str
     shards: tuple[tf.Variable, ...]
-    divisions: tuple[sharded_variables.Division, ...]
+    divisions: tuple[holdings.Division, ...]
     has_sites: bool
     weights: Mapping[str, tf.Variable]
 
@@ -228,7 +230,7 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
 def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: PartitionOptions, held: Sequence[tf.Variable],
                  candidates: Sequence[tf.Variable] | None, keeps_rows: bool) -> tuple[
                      partitioner.PartitionedGraph, late_results.LateResults | None,
-                     list[tuple[tf.Variable, sharded_variables.Division]]]:
+                     list[tuple[tf.Variable, holdings.Division]]]:
     """Returns the `PartitionedGraph` of a ConcreteFunction, its `LateResults`, and how variables are divided.
 
     The `LateResults` are None if they are part of the graph.
@@ -265,12 +267,16 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         partitioned = partitioner.partition(graph_def, outputs, grappler.add_shapes, known, rows=options.rows,
                                             runs_whole=True, own=outputs if keeps_rows else ())
         as_factors = _shorter_as_factors(partitioned, options)
+        early = early_updates.find(partitioned.graph_def, partitioned.shards)
+        if holding := sorted(early & known.shards.keys()):
+            raise GraphError(f"It may update '{paths[holding[0]]}', of which each rank holds a shard, before "
+                             "other ranks have begun the step.")
         left = {name: layout for name, layout in known.shard_candidates.items()
-                if partitioned.shards.get(name, layout) not in as_factors}
+                if partitioned.shards.get(name, layout) not in as_factors and name not in early}
         if len(left) == len(known.shard_candidates):
             break
         known = dataclasses.replace(known, shard_candidates=left)
-    divisions = [(variables[name], sharded_variables.Division(layout, partitioned.owners.get(layout, -1)))
+    divisions = [(variables[name], holdings.Division(layout, partitioned.owners.get(layout, -1)))
                  for name, layout in partitioned.shards.items()]
     if cut is None:
         return partitioned, None, divisions

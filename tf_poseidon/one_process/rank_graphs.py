@@ -25,6 +25,7 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.job.verify import Verifier
+from tf_poseidon.one_process import sharded_variables
 from tf_poseidon.one_process.graphs import flat_graphs
 from tf_poseidon.one_process.graphs.flat_graphs import full_name
 from tf_poseidon.one_process.partitioning import Interface
@@ -100,6 +101,8 @@ class RankGraphs:
             add = _import if options.inlines or options.verifier is not None else functools.partial(
                 _call, interface=interface)
             graph.outputs, controls = add(graph, graph_def, inputs, fetches, interface.controls)
+            with tf.control_dependencies(controls):
+                controls += sharded_variables.count_update(partition.shards)
             checks = self._checks(graph, mark, steps) if options.trains and partition.has_sites else []
             graph.control_outputs = [*checks, *controls]
             graph.variables = interface.variables

@@ -4,15 +4,13 @@ Where one rank alone can update a variable, that rank owns all elements, and the
 
 In a function of one process such a variable is whole, as any other; the partitioner lets the update run on shards where
 it can. Which it is, is decided by the first partitioned function that updates it; no rank has memory for the whole of
-it before. Outside of steps, reading it gathers the shards, which all ranks do together (`shard_service.py`).
+it before. Outside of steps, any rank can read it, which asks the others for their shards (`shard_service.py`).
 
 Tests: tests/training/test_sharded_update.py, tests/training/test_saving.py.
 """
 
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
-import typing
 from typing import Any
 
 import tensorflow as tf
@@ -20,36 +18,12 @@ import tensorflow as tf
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
-from tf_poseidon.job.job_variables import shard_service
+from tf_poseidon.job.job_variables.holdings import Division
+from tf_poseidon.job.job_variables.holdings import Extent
+from tf_poseidon.job.job_variables.holdings import Holding
+from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.one_process import context
-
-_NOTHING, _SHARD, _WHOLE = "nothing", "a shard", "the whole"
-
-
-class Initial:
-    """The value that a variable begins with.
-
-    Attributes:
-        whole: Returns it.
-        of_size: Returns so many of its elements, a vector, where all are the same; None if they differ.
-    """
-
-    def __init__(self, whole: Callable[[], Any], of_size: Callable[[int], Any] | None) -> None:
-        self.whole = whole
-        self.of_size = of_size
-
-
-class Division(typing.NamedTuple):
-    """How ranks divide a variable.
-
-    Attributes:
-        layout: The path of the variable after which it is cut into shards; "" if a function is to decide it.
-        owner: The rank that owns all of it; -1 spreads it over the servers.
-    """
-
-    layout: str
-    owner: int = -1
 
 
 class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
@@ -57,8 +31,6 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
     Attributes:
         path: Its path.
-        division: How ranks divide it.
-        assignments: How often the program has assigned it outside of steps.
         shard_handle: Its resource, whose value has an unknown shape: TensorFlow infers shapes of what a resource says.
     """
 
@@ -66,14 +38,18 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
                  job: Job) -> None:
         self._whole_shape = shape
         super().__init__(trainable=False, name=path.replace("/", "_"), shape=tf.TensorShape(None), dtype=dtype)
-        self.path, self.division, self.assignments = path, Division(layout), 0
-        self._initial, self._job = initial, job
-        self._number = job.shards.add(self)
-        self._holds = _NOTHING
+        self.path, self._job = path, job
         self._is_updated = False  # by a partitioned function, as a shard
         self.shard_handle = super().handle
         with tf.init_scope():
             self._whole_handle = tf_compat.of_shape(self.shard_handle, shape, dtype)
+        self._holding = Holding(path, shape, dtype, initial, self.shard_handle, layout)
+        self._number = job.shards.add(self, self._holding)
+
+    @property
+    def division(self) -> Division:
+        """How ranks divide it."""
+        return self._holding.division
 
     @property
     def holds_shard(self) -> bool:
@@ -83,20 +59,22 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
     @property
     def may_hold_shard(self) -> bool:
         """Whether a function may be the first that updates its shard."""
-        return self._holds != _WHOLE and not self._is_updated
+        return self._holding.extent is not Extent.WHOLE and not self._is_updated
 
     def hold_shard(self, division: Division) -> None:
         """Makes this rank hold its shard, for functions that update it; all ranks call this together."""
-        if self._holds == _SHARD and division != self.division:
+        holding = self._holding
+        if holding.extent is Extent.SHARD and division != self.division:
             self.hold_whole("it is divided anew")
-        self.division = division
-        if self._holds == _NOTHING:
-            self._set(self._initial_shard())
-        elif self._holds == _WHOLE:
-            self._set(ops.shard(self._held_value(), *division))
+        with holding.lock:
+            holding.division = division
+            if holding.extent is Extent.NOTHING:
+                holding.set(self._initial_shard(), Extent.SHARD)
+            elif holding.extent is Extent.WHOLE:
+                holding.set(ops.shard(holding.read(), *division), Extent.SHARD)
         if not self._is_updated:
-            self._job.shards.add_bytes(division.owner, self.shape.num_elements() * self.dtype.size)
-        self._holds, self._is_updated = _SHARD, True
+            self._job.shards.add_bytes(division.owner, holding.num_elements * self.dtype.size)
+        self._is_updated = True
 
     def hold_whole(self, why: str) -> None:
         """Makes every rank hold the whole; all ranks call this together.
@@ -110,16 +88,12 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
         if self._is_updated:
             raise GraphError(f"Each rank updates a shard of '{self.path}', but {why}, which needs all of it; use one "
                              "or the other, or PoseidonStrategy(shard_update=False).")
-        if self._holds != _WHOLE:
-            self._set(self._whole())
-            self._holds = _WHOLE
-
-    def take_part(self, request: str) -> None:
-        """Does what rank 0 does for a `shard_service.READ` or `ASSIGN`."""
-        if request == shard_service.READ:
-            self._whole()
-        else:
-            self._assign_of_rank_0(tf.zeros(self.shape, self.dtype))
+        holding = self._holding
+        if holding.extent is Extent.NOTHING:
+            holding.set(self._initial(), Extent.WHOLE)
+        elif holding.extent is Extent.SHARD:  # which no rank has any more when it is divided anew
+            whole = ops.gather_shards(holding.read(), f"{self.path}/shards", self.shape, *self.division)
+            holding.set(whole, Extent.WHOLE)
 
     # ---- what tf.Variable does ----
 
@@ -139,8 +113,10 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         if not self._prepare("a graph that is not partitioned reads it"):
             return super()._read_variable_op(*args, **kwargs)
-        self._job.shards.request(shard_service.READ, self._number)
-        return self._whole()
+        if self._holding.extent is Extent.NOTHING:
+            return self._initial()
+        return self._holding.read() if self._holding.extent is Extent.WHOLE else tf.constant(
+            self._job.shards.whole(self._number))
 
     @tf.autograph.experimental.do_not_convert
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -148,12 +124,7 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
             return super().assign(value, *args, **kwargs)
         value = tf.convert_to_tensor(value, self.dtype)
         self.shape.assert_is_compatible_with(value.shape)
-        if self._job.shards.is_alone:
-            self._job.shards.request(shard_service.ASSIGN, self._number)
-            self._assign_of_rank_0(value)
-        else:
-            self.assignments += 1
-            self._assign_whole(value)
+        self._job.shards.assign(self._number, value, ops.shard(value, *self.division))
         return self
 
     @tf.autograph.experimental.do_not_convert
@@ -184,42 +155,17 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
                 self.hold_whole(why)
         return False
 
-    # ---- what it holds ----
-
-    def _whole(self) -> tf.Tensor:
-        """Returns the whole value; all ranks call this together."""
-        if self._holds == _NOTHING:
-            return self._initial_whole()
-        value = self._held_value()
-        return value if self._holds == _WHOLE else ops.gather_shards(
-            value, f"{self.path}/shards", self.shape, *self.division)
-
-    def _initial_whole(self) -> tf.Tensor:
-        value = tf.cast(self._initial.whole(), self.dtype)
-        return value if self._initial.of_size is not None else ops.broadcast(value, f"{self.path}/initial")
+    def _initial(self) -> tf.Tensor:
+        initial = self._holding.initial
+        return tf.cast(initial.whole(), self.dtype) if initial.of_size is not None else tf.constant(
+            self._job.shards.initial(self._number))
 
     def _initial_shard(self) -> tf.Tensor:
-        if self._initial.of_size is None:
-            return ops.shard(self._initial_whole(), *self.division)
-        size = ops.shard_size(self.division.layout, self.shape.num_elements(), self.division.owner)
-        return tf.cast(self._initial.of_size(int(size)), self.dtype)
-
-    def _assign_of_rank_0(self, value: tf.Tensor) -> None:
-        """Assigns rank 0's value, which all ranks take together."""
-        self._assign_whole(ops.broadcast(value, f"{self.path}/assigned"))
-
-    def _assign_whole(self, value: tf.Tensor) -> None:
-        if self._holds == _WHOLE:
-            self._set(value)
-        else:
-            self._set(ops.shard(value, *self.division))
-            self._holds = _SHARD
-
-    def _held_value(self) -> tf.Tensor:
-        return tf.raw_ops.ReadVariableOp(resource=self.shard_handle, dtype=self.dtype)
-
-    def _set(self, value: tf.Tensor) -> None:
-        tf.raw_ops.AssignVariableOp(resource=self.shard_handle, value=value)
+        of_size = self._holding.initial.of_size
+        if of_size is None:
+            return ops.shard(self._initial(), *self.division)
+        size = ops.shard_size(self.division.layout, self._holding.num_elements, self.division.owner)
+        return tf.cast(of_size(int(size)), self.dtype)
 
 
 def shard_handle(variable: tf.Variable) -> tf.Tensor:
@@ -233,3 +179,8 @@ def shard_handle(variable: tf.Variable) -> tf.Tensor:
 def among(variables: Iterable[tf.Variable]) -> list[ShardedVariable]:
     """Returns those of some variables that are sharded."""
     return [variable for variable in variables if isinstance(variable, ShardedVariable)]
+
+
+def count_update(variables: Iterable[tf.Variable]) -> list[tf.Operation]:
+    """Counts, in a graph that updates shards of some variables, that it has run; nothing where there are none."""
+    return [variable._job.shards.count_update() for variable in among(variables)[:1]]

@@ -120,6 +120,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
             "it is partitioned", graphs.partition.agreement_text, *graph_texts.captured_values(concrete)]
         comparison = agreement.CommunicatorComparison(job.communicator)
         difference = comparison.difference(f"distribute/{name}", "\n".join(text))
+        job.shards.forget()
         if graphs is None or difference:
             _check_trained(concrete, job.communicator, name)
             _check_same(concrete, comparison, name)

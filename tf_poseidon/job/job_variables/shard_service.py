@@ -1,35 +1,53 @@
-"""How ranks read and assign variables of which each of them holds a shard: together, or all for one of them.
+"""How a rank reads variables of which each rank holds a shard: it asks the others, at any time outside of steps.
 
-Usually every rank runs the same program, so all of them read a variable at the same place, and its shards are gathered
-there. Where rank 0 runs something alone, such as a callback that writes files, the others serve it meanwhile: it says
-which variable it reads or assigns, and they take part.
+A thread of each rank answers, whatever its program does meanwhile. The answer is what the reader's program would see in
+one process: each rank that is asked may be behind, and then the thread waits until it has come as far; or ahead, in a
+step that cannot change its shard before the reader is in it (graph_passes/partition/early_updates.py). An assignment
+outside of steps waits for nobody: so a rank keeps what it held before the last one.
 
 Tests: tests/training/test_saving.py, tests/unit/test_shard_service.py.
 """
 
 from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterator
+import contextlib
+import json
+import threading
 import typing
+from typing import Any
 import weakref
 
 import numpy as np
+import tensorflow as tf
 
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
+from tf_poseidon.errors import JobEndedError
 from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.job_variables.holdings import Division
+from tf_poseidon.job.job_variables.holdings import Extent
+from tf_poseidon.job.job_variables.holdings import Holding
 
-READ, ASSIGN = "read", "assign"
-_DONE = "done"
-_SITE = "shards/request"
+_SHARD, _INITIAL, _REACHED, _TAKE, _OFFERED = "shard", "initial value", "assignments", "new value", "offered value"
+_PAUSE_S = 0.001  # between two looks whether this rank has come as far as a question asks
 
 
-class VariableOfShards(typing.Protocol):
-    """A variable of which each rank holds a shard, as the others see it."""
+class _Question(typing.NamedTuple):
+    """What a rank asks about a variable.
 
-    path: str
-    assignments: int  # how often the program has assigned it outside of steps
+    Attributes:
+        what: One of the above.
+        number: The number of the variable.
+        updates: How many runs of functions that update shards the rank has seen.
+        assignments: How often its program has assigned the variable outside of steps.
+        division: How the rank divides the variable; None asks for the whole.
+    """
 
-    def take_part(self, request: str) -> None:
-        """Does what rank 0 does for READ or ASSIGN."""
+    what: str
+    number: int
+    updates: int
+    assignments: int
+    division: Division | None
 
 
 class ShardService:
@@ -40,13 +58,21 @@ class ShardService:
         self._communicator = communicator
         ranks = range(communicator.size)
         self._loads = dict.fromkeys([rank for rank in servers if rank in ranks] or ranks, 0)
-        self._variables: list[weakref.ref[VariableOfShards]] = []
-        self._is_alone = False
+        self._holdings: list[Holding | None] = []
+        self._dropped: list[int] = []  # by the program: numbers of variables
+        self._offered: np.ndarray | None = None
+        self._restores = False
+        self._updates: Any = None
 
-    def add(self, variable: VariableOfShards) -> int:
-        """Adds a variable; returns its number, the same on all ranks."""
-        self._variables.append(weakref.ref(variable))
-        return len(self._variables) - 1
+    def add(self, variable: object, holding: Holding) -> int:
+        """Adds what this rank holds of a variable; returns the variable's number, the same on all ranks."""
+        if self._updates is None:
+            self._updates = _counter()
+            threading.Thread(target=self._answer, name="tf_poseidon shards", daemon=True).start()
+        number = len(self._holdings)
+        self._holdings.append(holding)
+        weakref.finalize(variable, self._dropped.append, number).atexit = False
+        return number
 
     @property
     def loads(self) -> dict[int, int]:
@@ -58,54 +84,222 @@ class ShardService:
         if owner >= 0:
             self._loads[owner] += number
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether the others serve this rank."""
-        return self._is_alone
+    def count_update(self) -> tf.Operation:
+        """Counts, in a graph that updates shards, that it has run."""
+        return tf.raw_ops.AssignAddVariableOp(resource=self._updates.handle, value=tf.constant(1, tf.int64))
 
-    def request(self, what: str, number: int) -> None:
-        """Asks the ranks that serve this one to take part in READ or ASSIGN of a variable."""
-        if self._is_alone:
-            self._communicator.broadcast_text(_SITE, f"{what} {number}")
+    # ---- what this rank asks ----
 
-    def begin(self) -> None:
-        """Begins what rank 0 does alone, while each other rank is in `serve`; nothing if there are no variables."""
-        self._is_alone = bool(self._variables)
+    def whole(self, number: int) -> np.ndarray:
+        """Returns the whole of a variable of which this rank holds its shard."""
+        holding = self._held(number)
+        elements, own = self._elements(holding, holding.division), self._communicator.rank
+        parts = {rank: np.empty(sum(run.stop - run.start for run in runs), holding.dtype.as_numpy_dtype)
+                 for rank, runs in elements.items() if rank != own}
+        self._ask_others(_SHARD, number, parts)
+        holding.former = None  # all have come as far
+        parts[own] = holding.read().numpy()
+        whole = np.empty(holding.num_elements, holding.dtype.as_numpy_dtype)
+        for rank, runs in elements.items():
+            _put(whole, runs, parts[rank])
+        return whole.reshape(holding.shape)
 
-    def end(self) -> None:
-        """Ends it, and what the others do in `serve`."""
-        if self._is_alone:
-            self._is_alone = False
-            self._communicator.broadcast_text(_SITE, _DONE)
+    def initial(self, number: int) -> np.ndarray:
+        """Returns the value of rank 0 that a variable begins with."""
+        holding = self._held(number)
+        if self._communicator.rank == 0:
+            return _initial(holding)
+        return self._ask(0, _INITIAL, number, np.empty(holding.shape, holding.dtype.as_numpy_dtype))()
 
-    def serve(self) -> None:
-        """Takes part in what rank 0 does, until it ends that."""
-        while self._variables:
-            request = self._communicator.broadcast_text(_SITE, "")
-            if request == _DONE:
-                return
-            what, _, number = request.partition(" ")
-            variable = self._variables[int(number)]()
-            assert variable is not None, "rank 0 uses a variable that this rank has dropped"
-            variable.take_part(what)
+    def assign(self, number: int, value: tf.Tensor, shard: tf.Tensor) -> None:
+        """Assigns a value, and its `shard` where this rank holds one; in `restoring`, on all ranks."""
+        holding = self._held(number)
+        if holding.former is not None:  # some ranks may still need it
+            self._ask_others(_REACHED, number)
+            holding.former = None
+        if self._restores:
+            self._offered = value.numpy().reshape(-1)
+            self._ask_others(_TAKE, number)
+            self._offered = None
+        holding.assign(value if holding.extent is Extent.WHOLE else shard)
 
-    def check_assigned(self, variables: Sequence[VariableOfShards]) -> None:
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[None]:
+        """A context in which rank 0 alone assigns variables, for all ranks."""
+        self._restores = True
+        try:
+            yield
+        finally:
+            self._restores = False
+
+    def _held(self, number: int) -> Holding:
+        holding = self._holdings[number]
+        assert holding is not None, "the program has dropped the variable"
+        return holding
+
+    def _ask_others(self, what: str, number: int, parts: dict[int, np.ndarray] | None = None) -> None:
+        """Asks all other ranks, whose answers come to `parts`, if any, and waits for all of them."""
+        nothing = np.empty(0, np.uint8)
+        waits = [self._ask(rank, what, number, (parts or {}).get(rank, nothing))
+                 for rank in range(self._communicator.size) if rank != self._communicator.rank]
+        for wait in waits:
+            wait()
+
+    def _ask(self, rank: int, what: str, number: int, out: np.ndarray) -> Any:
+        holding = self._held(number)
+        question = _Question(what, number, int(self._updates.numpy()), holding.assignments,
+                             None if holding.extent is Extent.WHOLE else holding.division)
+        # Errors have the first line.
+        return self._communicator.ask(rank, f"{what} of {holding.path}\n{json.dumps(question)}", out)
+
+    def _elements(self, holding: Holding, division: Division) -> dict[int, list[slice]]:
+        """Returns, by rank, the runs of elements of a variable that make up its shard."""
+        elements: dict[int, list[slice]] = {rank: [] for rank in range(self._communicator.size)}
+        for rank, run in self._communicator.shards(*division, holding.num_elements):
+            elements[rank].append(run)
+        return elements
+
+    # ---- what this rank answers ----
+
+    def _answer(self) -> None:
+        """Answers questions until the job has ended."""
+        waiting: list[tuple[int, int, str]] = []  # who asks, the question's number, and its text
+        with contextlib.suppress(JobEndedError):
+            while True:
+                if (question := self._communicator.next_question(_PAUSE_S if waiting else 3600.0)) is not None:
+                    waiting.append(question)
+                waiting = [question for question in waiting if not self._has_answered(*question)]
+
+    def _has_answered(self, peer: int, question_number: int, text: str) -> bool:
+        """Answers a question, if this rank has come as far."""
+        title, _, fields = text.partition("\n")
+        what, number, updates, assignments, division = json.loads(fields)
+        question = _Question(what, number, updates, assignments, None if division is None else Division(*division))
+        try:
+            answer = self._answer_to(question, peer)
+            if answer is None and self._communicator.has_reached_end:
+                raise GraphError(
+                    f"Rank {peer} asks for the {title}, but rank {self._communicator.rank} has reached the end of its "
+                    "program without the same steps and assignments; train, and load weights and optimizers, on all "
+                    "ranks.")
+        except JobEndedError:
+            raise
+        except Exception as error:  # the one who asks has to know
+            self._communicator.refuse(peer, question_number, str(error))
+            return True
+        if answer is not None:
+            self._communicator.reply(peer, question_number, answer)
+        return answer is not None
+
+    def _answer_to(self, question: _Question, peer: int) -> np.ndarray | None:
+        """Returns the answer to a question of `peer`; None if this rank has not come as far."""
+        own, nothing = self._communicator.rank, np.empty(0, np.uint8)
+        if question.number >= len(self._holdings):
+            return None
+        holding = self._holdings[question.number]
+        if holding is None:
+            raise GraphError(f"Rank {own} has dropped a variable that rank {peer} reads; keep models on all ranks.")
+        if question.what == _INITIAL:
+            return _initial(holding)
+        if question.what == _OFFERED:
+            assert self._offered is not None, "it is asked for while it is offered"
+            return self._offered if question.division is None else _cut(
+                self._offered, self._elements(holding, question.division)[peer])
+        with holding.lock:
+            ahead = holding.assignments - question.assignments
+            if ahead < 0 or int(self._updates.numpy()) < question.updates:
+                return None
+            if question.what == _REACHED:
+                return nothing
+            if ahead:
+                if ahead == 1 and holding.former is not None:
+                    return holding.former
+                raise GraphError(f"Rank {own} has assigned '{holding.path}' since, which rank {peer} reads; assign "
+                                 "variables on all ranks, outside of what one rank does alone.")
+            if question.what == _SHARD:
+                return self._shard(holding, question.division)
+        return self._taken(question.number, holding, peer)
+
+    def _shard(self, holding: Holding, division: Division | None) -> np.ndarray | None:
+        """Returns this rank's shard of a variable; None if it has not come as far as to hold it."""
+        assert division is not None, "ranks that hold the whole do not ask"
+        if holding.extent is Extent.SHARD:
+            return holding.read().numpy() if holding.division == division else None
+        elements = self._elements(holding, division)[self._communicator.rank]
+        if holding.extent is Extent.WHOLE:
+            return _cut(holding.read().numpy().reshape(-1), elements)
+        if holding.initial.of_size is None:
+            return None
+        size = sum(run.stop - run.start for run in elements)
+        return tf.cast(holding.initial.of_size(size), holding.dtype).numpy()
+
+    def _taken(self, number: int, holding: Holding, peer: int) -> np.ndarray:
+        """Assigns what `peer` offers."""
+        is_whole = holding.extent is Extent.WHOLE
+        size = holding.num_elements if is_whole else sum(
+            run.stop - run.start for run in self._elements(holding, holding.division)[self._communicator.rank])
+        offered = self._ask(peer, _OFFERED, number, np.empty(size, holding.dtype.as_numpy_dtype))()
+        holding.assign(tf.constant(offered.reshape(holding.shape) if is_whole else offered))
+        holding.former = None
+        return np.empty(0, np.uint8)
+
+    # ---- what all ranks do together ----
+
+    def forget(self) -> None:
+        """Forgets what no rank reads any more; all ranks have passed what this one has done before."""
+        for number in self._dropped[:]:
+            self._holdings[number] = None
+            self._dropped.remove(number)
+        for holding in self._holdings:
+            if holding is not None:
+                holding.former = None
+
+    def check_assigned(self) -> None:
         """Refuses variables that only some ranks have assigned: the others would keep shards of former values.
-
-        Args:
-            variables: Those in use, in the same order on all ranks; of others, some ranks may have dropped their own.
 
         Raises:
             GraphError: On all ranks.
         """
-        numbers = np.array([variable.assignments for variable in variables], np.int64)
-        if not numbers.size:
+        if not self._holdings:
             return
         communicator = self._communicator
-        of_rank_0 = communicator.broadcast("shards/assigned", numbers)
-        differ = communicator.sum("shards/assigned/differ", (numbers != of_rank_0).astype(np.int64))
+        of_rank_0 = communicator.broadcast("shards/assigned", self._assignments())
+        own = self._assignments()  # now that rank 0 has restored what it has to
+        differ = (own != of_rank_0) & (own >= 0) & (of_rank_0 >= 0)
+        differ = communicator.sum("shards/assigned/differ", differ.astype(np.int64))
         if differ.any():
-            path = variables[int(np.flatnonzero(differ)[0])].path
+            holding = self._holdings[int(np.flatnonzero(differ)[0])]
             raise GraphError(
-                f"'{path}', of which each rank holds a shard, was assigned on some ranks only, expected all of them; "
-                "load weights and optimizers on all ranks, not on rank 0 alone.")
+                f"'{holding and holding.path}', of which each rank holds a shard, was assigned on some ranks only, "
+                "expected all of them; load weights and optimizers on all ranks, not on rank 0 alone.")
+        self.forget()
+
+    def _assignments(self) -> np.ndarray:
+        """Returns how often the program has assigned each variable outside of steps; -1 for those it has dropped."""
+        return np.array([-1 if holding is None else holding.assignments for holding in self._holdings], np.int64)
+
+
+def _counter() -> Any:
+    """Returns a variable that counts from 0, made outside of strategies."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        counter = tf_compat.uninitialized_variable()(
+            trainable=False, name="updates_of_shards", shape=tf.TensorShape(()), dtype=tf.int64)
+        tf.raw_ops.AssignVariableOp(resource=counter.handle, value=tf.constant(0, tf.int64))
+    return counter
+
+
+def _initial(holding: Holding) -> np.ndarray:
+    return tf.cast(holding.initial.whole(), holding.dtype).numpy()
+
+
+def _cut(whole: np.ndarray, runs: Iterable[slice]) -> np.ndarray:
+    """Returns runs of elements of a vector, one after the other."""
+    return np.concatenate([whole[:0], *(whole[run] for run in runs)])
+
+
+def _put(whole: np.ndarray, runs: Iterable[slice], part: np.ndarray) -> None:
+    """Writes runs of elements, one after the other, to their places in a vector."""
+    begin = 0
+    for run in runs:
+        whole[run] = part[begin:begin + run.stop - run.start]
+        begin += run.stop - run.start

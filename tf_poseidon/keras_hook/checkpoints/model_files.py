@@ -6,6 +6,7 @@ Tests: tests/unit/test_files.py.
 """
 
 from collections.abc import Callable
+import contextlib
 import contextvars
 import filecmp
 import inspect
@@ -77,9 +78,10 @@ def restore(original: Callable[..., Any], callback: keras.callbacks.BackupAndRes
             os.remove(metadata)
         resuming.build_optimizer(callback.model)
         state = resuming.optimizer_state(callback.model)
-        original(callback)
-        if os.path.exists(weights):
-            resuming.detach(weights, callback, state)
+        with _assigning_for_all_ranks(callback.model):
+            original(callback)
+            if os.path.exists(weights):
+                resuming.detach(weights, callback, state)
     except OSError as error:
         # Keras puts the backup before in place of the latest, and tries again.
         if callback.double_checkpoint and os.path.exists(former) and not filecmp.cmp(weights, former, shallow=False):
@@ -88,6 +90,12 @@ def restore(original: Callable[..., Any], callback: keras.callbacks.BackupAndRes
         raise JobError(
             f"The backup '{weights}' cannot be read ({error}), and there is none before it; remove it to begin anew. "
             "BackupAndRestore(double_checkpoint=True) keeps the one before.") from error
+
+
+def _assigning_for_all_ranks(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    """A context in which rank 0 alone restores a model, with what other ranks hold of its optimizer."""
+    job = getattr(getattr(model.distribute_strategy, "extended", None), "job", None)
+    return contextlib.nullcontext() if job is None else job.shards.restoring()
 
 
 def _attach_metadata(path: str, callback: keras.callbacks.BackupAndRestore) -> None:

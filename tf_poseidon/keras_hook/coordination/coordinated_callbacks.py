@@ -24,7 +24,6 @@ from tf_poseidon.keras_hook.checkpoints import resuming
 from tf_poseidon.keras_hook.coordination import communication
 from tf_poseidon.keras_hook.coordination import comparing
 from tf_poseidon.keras_hook.coordination import rebalancing
-from tf_poseidon.keras_hook.coordination import serving
 from tf_poseidon.keras_hook.coordination import summary
 from tf_poseidon.keras_hook.keras_objects import optimizers
 from tf_poseidon.one_process import sharded_variables
@@ -76,17 +75,12 @@ def coordinate(callbacks: Any, job: Job, method: str,
         "restore": resuming.has_backup(callbacks),
         "write in epochs": any(getattr(c, "save_freq", "epoch") not in ("epoch", False)
                                for c in callbacks),
-        "save": method == "fit" and serving.are_among(callbacks),
         "show progress": verbose in ("auto", 1) and communicator.rank == 0,
     }
     # Users may give callbacks to a single rank.
     sums = communicator.sum(f"callbacks of {method}", np.array(list(own_needs.values()), np.int64))
     needs = {name for name, total in zip(own_needs, sums) if total}
     writes: list[keras.callbacks.Callback] = [resuming.WriteBackup()] if resuming.has_backup(callbacks) else []
-    if job.shard_update and "save" in needs:
-        in_epochs = "write in epochs" in needs
-        callbacks = serving.arranged(callbacks, job.shards, job.rank, in_epochs)
-        writes += [serving.Around(job.shards.end, in_epochs)] if job.rank == 0 else []
     return [_Complete(communicator, needs), *callbacks, *writes, _Agree(communicator, needs)]
 
 
@@ -202,7 +196,7 @@ def share_state(model: keras.Model, communicator: Communicator, is_expected: boo
     """
     job = model.distribute_strategy.extended.job
     job.new_variables.broadcast()
-    job.shards.check_assigned(sharded_variables.among(map(keras_compat.value, _variables(model))))
+    job.shards.check_assigned()
     variables = common_variables(model)
     differs = communicator.sum("state/differs", comparing.differ_from_rank_0(variables, communicator)) > 0
     waits = [(v, communicator.submit(f"state/{i}", v.numpy(), root=0))

@@ -18,9 +18,9 @@ import tensorflow as tf
 
 from tf_poseidon.base.context_values import holding
 from tf_poseidon.compat import keras as keras_compat
+from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
-from tf_poseidon.one_process.sharded_variables import Initial
 from tf_poseidon.one_process.sharded_variables import ShardedVariable
 
 _ACCUMULATOR = "gradient_accumulator"

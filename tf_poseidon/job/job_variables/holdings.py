@@ -1,0 +1,96 @@
+"""What a rank holds of a variable that ranks divide: nothing yet, its shard, or the whole.
+
+It outlives the variable, which other ranks may read when this one's program has dropped it.
+
+Tests: tests/unit/test_shard_service.py, tests/training/test_sharded_update.py, tests/training/test_saving.py.
+"""
+
+from collections.abc import Callable
+import enum
+import threading
+import typing
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+class Extent(enum.Enum):
+    """How much of a variable a rank holds."""
+
+    NOTHING = "nothing"
+    SHARD = "a shard"
+    WHOLE = "the whole"
+
+
+class Initial:
+    """The value that a variable begins with.
+
+    Attributes:
+        whole: Returns it.
+        of_size: Returns so many of its elements, a vector, where all are the same; None if they differ.
+    """
+
+    def __init__(self, whole: Callable[[], Any], of_size: Callable[[int], Any] | None) -> None:
+        self.whole = whole
+        self.of_size = of_size
+
+
+class Division(typing.NamedTuple):
+    """How ranks divide a variable.
+
+    Attributes:
+        layout: The path of the variable after which it is cut into shards; "" if a function is to decide it.
+        owner: The rank that owns all of it; -1 spreads it over the servers.
+    """
+
+    layout: str
+    owner: int = -1
+
+
+class Holding:
+    """What this rank holds of a variable.
+
+    Attributes:
+        path: The variable's path.
+        shape: The shape of the whole.
+        dtype: Its dtype.
+        initial: Its `Initial`.
+        resource: The resource of what is held.
+        division: How ranks divide it.
+        extent: How much of it is held.
+        assignments: How often the program has assigned the variable outside of steps.
+        former: The shard before the last assignment, for ranks that have not come as far; None where there are none.
+        lock: To be held where several of these change together, and to read them meanwhile.
+    """
+
+    def __init__(self, path: str, shape: tf.TensorShape, dtype: tf.DType, initial: Initial, resource: tf.Tensor,
+                 layout: str) -> None:
+        self.path, self.shape, self.dtype, self.initial, self.resource = path, shape, dtype, initial, resource
+        self.division = Division(layout)
+        self.extent = Extent.NOTHING
+        self.assignments = 0
+        self.former: np.ndarray | None = None
+        self.lock = threading.RLock()
+
+    @property
+    def num_elements(self) -> int:
+        """The number of elements of the whole."""
+        return int(self.shape.num_elements())
+
+    def read(self) -> tf.Tensor:
+        """Returns what is held."""
+        return tf.raw_ops.ReadVariableOp(resource=self.resource, dtype=self.dtype)
+
+    def set(self, value: tf.Tensor, extent: Extent) -> None:
+        """Holds a value from now on."""
+        with self.lock:
+            tf.raw_ops.AssignVariableOp(resource=self.resource, value=value)
+            self.extent = extent
+
+    def assign(self, value: tf.Tensor) -> None:
+        """Holds a value that the program has assigned: its whole where the whole is held, else this rank's shard."""
+        with self.lock:
+            self.former = self.read().numpy() if self.extent is Extent.SHARD else None
+            self.set(value, Extent.WHOLE if self.extent is Extent.WHOLE else Extent.SHARD)
+            self.assignments += 1
