@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tf_poseidon.errors import JobEndedError
+from tf_poseidon.errors import JobError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.job.communicator import join_sockets
@@ -130,6 +131,31 @@ def test_sum_adds_ranks_of_a_node_first(ranks_per_node, expected, servers):
         waits = [rank.submit("y", value, out=value) for rank, value in zip(ranks, values)]
         for value in (wait() for wait in waits):
             np.testing.assert_array_equal(value, total)
+
+
+def test_a_question_is_answered_by_another_thread():
+    with job(3) as ranks:
+        for size in (0, 5, 1 << 20):
+            out = np.zeros(size, np.uint8)
+            wait = ranks[0].ask(2, "title\nwhat?", out)
+            peer, number, text = ranks[2].next_question(10.0)
+            assert (peer, text) == (0, "title\nwhat?") and ranks[2].next_question(0.0) is None
+            ranks[2].reply(peer, number, np.arange(size).astype(np.uint8))
+            assert wait() is out
+            np.testing.assert_array_equal(out, np.arange(size).astype(np.uint8))
+        wait = ranks[1].ask(0, "?", np.zeros(3))
+        peer, number, _ = ranks[0].next_question(10.0)
+        ranks[0].refuse(peer, number, "for a reason")
+        with pytest.raises(JobError, match="for a reason"):
+            wait()
+
+
+def test_shards_are_those_of_the_ops():
+    with job(3, kv_pair_bytes=4096) as ranks:
+        runs = ranks[0].shards("weights", -1, 10_000)
+        assert runs == ranks[2].shards("weights", -1, 10_000) and {rank for rank, _ in runs} == {0, 1, 2}
+        assert [run.start for _, run in runs] == [0, *(run.stop for _, run in runs[:-1])] and runs[-1][1].stop == 10_000
+        assert ranks[0].shards("weights", 1, 100) == [(1, slice(0, 100))]
 
 
 # Nodes as a transport reports them: ranks in any order, in different numbers per node.

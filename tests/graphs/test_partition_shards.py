@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tf_poseidon import grappler
+from tf_poseidon.graph_passes.partition import early_updates
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition.preparation import inline
 
@@ -245,6 +246,14 @@ def in_python(weights, slots, gradient):
         return weights.assign_add(slot.read_value())
 
 
+def early(weights, slots, gradient):
+    """A slot changes before the gradient is there."""
+    slot, = slots
+    with tf.control_dependencies([slot.assign(0.5 * slot.read_value())]):
+        with tf.control_dependencies([slot.assign_sub(gradient)]):
+            return weights.assign_add(slot.read_value())
+
+
 class Update(typing.NamedTuple):
     """What is expected of an update.
 
@@ -283,7 +292,7 @@ UPDATES = {
     one_of_another: Update(2, ["sum", "sum"], ["scatter"] * 2 + ["shards"] * 2, held=False, trained=2),
     read_again: Update(1, ["sum"], SHARDS, ((1,),), held=False),
     guarded_products: Update(1, ["sum"], SHARDS, held=False), waited_for: Update(1, ["sum"], held=False),
-    in_python: Update(1, ["sum"], held=False)}
+    in_python: Update(1, ["sum"], held=False), early: Update(1, SHARDS)}
 
 
 def make(update):
@@ -356,6 +365,7 @@ def _check(update, kinds, held, loads=None):
         {} if UPDATES[update].slots else {name: name for name in read}, shard_candidates=layouts, loads=loads or {}))
     assert sorted(exchange.kind for exchange in partitioned.report.exchanges) == kinds, partitioned.report
     assert partitioned.shards.keys() == held
+    assert early_updates.find(partitioned.graph_def, partitioned.shards) == (held if update is early else set())
     assert sorted(partitioned.owners.values()) == [1, 2][:UPDATES[update].trained] * bool(loads and held)
     for size in partitioning.RANKS:
         owners = {layout: owner % size for layout, owner in partitioned.owners.items()}

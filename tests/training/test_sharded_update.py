@@ -59,6 +59,15 @@ def test_gradients_that_were_cast_have_half_of_the_bytes(jobs, case):
     assert up == pytest.approx(down / 2 * (3 + 1 / case.ranks) / 4, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["alone", "alone-muon"])
+def test_a_rank_that_reads_alone_gets_what_one_process_has_then(jobs, name):
+    case = next(case for case in cases(False) if case.name == name)
+    one, ranks = jobs.one_process(case), jobs.arrays(case)
+    for key in (key for key in one if key.startswith("local/alone/")):
+        read, = (arrays[key] for arrays in ranks if arrays[key].size)
+        np.testing.assert_allclose(read, one[key], rtol=BOUND, atol=BOUND, err_msg=key)
+
+
 @pytest.mark.parametrize("case", [Case(FILE, "adam", 2, "sfb")], ids=str)
 def test_variables_whose_gradient_travels_as_factors_stay_whole(jobs, case):
     test_ranks_compute_what_one_process_does(jobs, case)

@@ -50,7 +50,7 @@ def _data(columns=8):
 def _arrays(*models_and_optimizers):
     variables = [variable for one in models_and_optimizers for variable in one.variables]
     slots = [variable.value for variable in variables if hasattr(variable.value, "division")]
-    held = np.array([(tf.size(slot._held_value()).numpy(), slot.shape.num_elements()) for slot in slots]).reshape(-1, 2)
+    held = np.array([(tf.size(slot._holding.read()), slot.shape.num_elements()) for slot in slots]).reshape(-1, 2)
     return {"local/held": held.sum(0), "local/owned": held[[slot.division.owner >= 0 for slot in slots]],
             **{f"variables/{i:02}": variable.numpy() for i, variable in enumerate(variables)}}
 
@@ -110,23 +110,40 @@ def gan(strategy):
     return _arrays(model, *model.optimizers)
 
 
+def _steps(model, one):
+    """Trains a model by a step of one's own; yields the loss of each."""
+    @poseidon.distribute
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        one.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    x, y = _data()
+    for begin in range(0, ROWS, BATCH):
+        yield step(x[begin:begin + BATCH], y[begin:begin + BATCH]).numpy()
+
+
+def alone(strategy, name="adam"):
+    """After each step one rank reads slots, whatever the others do."""
+    found = {}
+    with strategy.scope():
+        model, one = _model(), OPTIMIZERS[name](0.01)
+        for i, _ in enumerate(_steps(model, one)):
+            reads = strategy.rank == i % strategy.num_replicas_in_sync
+            found |= {f"local/alone/{i}/{j:02}": variable.numpy() if reads else np.empty(0)
+                      for j, variable in enumerate(one.variables)}
+    return {**found, **_arrays(model, one)}
+
+
 def distributed(strategy):
     """A step of one's own, and slots that the program reads and assigns between steps."""
-    x, y = _data()
     with strategy.scope():
         model, adam = _model(), keras.optimizers.Adam(0.01, epsilon=1e-3)
-
-        @poseidon.distribute
-        @tf.function
-        def step(x, y):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-            adam.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-            return loss
-
         losses = []
-        for begin in range(0, ROWS, BATCH):
-            losses.append(step(x[begin:begin + BATCH], y[begin:begin + BATCH]).numpy())
+        for loss in _steps(model, adam):
+            losses.append(loss)
             for variable in adam.variables:
                 if "momentum" in variable.path:
                     variable.assign(0.5 * variable.numpy())
@@ -165,7 +182,8 @@ def eager(strategy):
 
 PROGRAMS = {**{name: functools.partial(optimizer, name) for name in OPTIMIZERS},
             **{f"{name}-adam": cell for name, cell in ((w, wrappers.Wrapped(w, "adam")) for w in wrappers.WRAPPERS)},
-            **{program.__name__: program for program in (gan, distributed, overlapping, recompiled, eager)},
+            **{program.__name__: program for program in (alone, gan, distributed, overlapping, recompiled, eager)},
+            "alone-muon": functools.partial(alone, name="muon"),
             "overlapping-muon": functools.partial(overlapping, name="muon"),
             "recompiled-adafactor": functools.partial(recompiled, name="adafactor"),
             "mixed_bfloat16": mixed_bfloat16}

@@ -1,48 +1,157 @@
-"""Ranks refuse variables that only some of them have assigned."""
+"""Two ranks in this process: each reads shards of the other, which answers when it has come as far."""
 
-import dataclasses
+import threading
+import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tf_poseidon.errors import GraphError
+from tf_poseidon.errors import JobError
+from tf_poseidon.job.communicator import join_loopback
+from tf_poseidon.job.job_variables.holdings import Extent
+from tf_poseidon.job.job_variables.holdings import Holding
+from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.job_variables.shard_service import ShardService
+from tf_poseidon.options import JobOptions
+
+SHAPE = (40, 50)  # in several KV pairs
+VALUE = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
 
 
-class OfTwoRanks:
-    """A communicator of this rank and another one."""
+class Rank:
+    """A rank with a variable, whose program assigns and reads it."""
 
-    size = 2
+    def __init__(self, communicator):
+        self.communicator = communicator
+        self.service = ShardService(communicator)
+        self.variable = tf.Variable(0.0, shape=tf.TensorShape(None))
+        initial = Initial(lambda: tf.zeros(SHAPE), lambda size: tf.zeros(size))
+        self.holding = Holding("m", tf.TensorShape(SHAPE), tf.float32, initial, self.variable.handle, "weights")
+        self.number = self.service.add(self.variable, self.holding)
 
-    def __init__(self, of_rank_0, differences_of_other):
-        self._of_rank_0, self._others = np.array(of_rank_0), np.array(differences_of_other)
+    def assign(self, value):
+        runs = [run for rank, run in self.communicator.shards("weights", -1, value.size)
+                if rank == self.communicator.rank]
+        shard = np.concatenate([value.reshape(-1)[run] for run in runs])
+        self.service.assign(self.number, tf.constant(value), tf.constant(shard))
 
-    def broadcast(self, site, numbers):
-        return self._of_rank_0
-
-    def sum(self, site, numbers):
-        return numbers + self._others
-
-
-@dataclasses.dataclass(eq=False)
-class Variable:
-    path: str
-    assignments: int
-
-
-def check(own, of_rank_0, differences_of_other):
-    service = ShardService(OfTwoRanks(of_rank_0, differences_of_other))
-    variables = [Variable(name, number) for name, number in zip("ab", own)]
-    service.check_assigned(variables)
+    def read(self):
+        return self.service.whole(self.number)
 
 
-def test_variables_that_all_ranks_have_assigned_as_often_are_right():
-    check([2, 1], [2, 1], [0, 0])
+@pytest.fixture
+def ranks():
+    """Two ranks, which leave when the threads that answer have ended."""
+    communicators = join_loopback(2, JobOptions(kv_pair_bytes=4096, timeout_s=10.0))
+    yield [Rank(communicator) for communicator in communicators]
+    communicators[0].abort("the test is over")
+    for thread in threading.enumerate():
+        if thread.name == "tf_poseidon shards":
+            thread.join(10)
+            assert not thread.is_alive()
+    for communicator in communicators:
+        communicator.leave()
 
 
-@pytest.mark.parametrize("own, of_rank_0, differences_of_other, name", [
-    ([0, 1], [0, 2], [0, 0], "b"),  # rank 0 alone has assigned it
-    ([1, 1], [1, 1], [1, 0], "a")], ids=["this rank", "another rank"])
-def test_all_ranks_refuse_one_that_only_some_have_assigned(own, of_rank_0, differences_of_other, name):
-    with pytest.raises(GraphError, match=f"'{name}', of which each rank holds a shard, was assigned on some"):
-        check(own, of_rank_0, differences_of_other)
+def in_threads(*functions):
+    """Runs functions, each in a thread of its own; returns what they return."""
+    results = [None] * len(functions)
+
+    def run(i):
+        results[i] = functions[i]()
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
+
+
+def test_one_rank_reads_or_all_do(ranks):
+    for rank in ranks:
+        rank.assign(VALUE)
+    np.testing.assert_array_equal(ranks[1].read(), VALUE)
+    for value in in_threads(*(rank.read for rank in ranks)):
+        np.testing.assert_array_equal(value, VALUE)
+
+
+def test_a_rank_that_is_behind_answers_when_it_has_come_as_far(ranks):
+    def assign_later():
+        time.sleep(0.2)
+        ranks[1].assign(VALUE)
+
+    ranks[0].assign(VALUE)
+    value, _ = in_threads(ranks[0].read, assign_later)
+    np.testing.assert_array_equal(value, VALUE)
+
+
+def test_a_run_that_is_not_over_is_waited_for(ranks):
+    for rank in ranks:
+        rank.assign(VALUE)
+    ranks[0].service.count_update()
+    ranks[0].holding.set(2 * ranks[0].holding.read(), Extent.SHARD)
+
+    def run_later():
+        time.sleep(0.2)
+        ranks[1].holding.set(2 * ranks[1].holding.read(), Extent.SHARD)
+        ranks[1].service.count_update()
+
+    value, _ = in_threads(ranks[0].read, run_later)
+    np.testing.assert_array_equal(value, 2 * VALUE)
+
+
+def test_a_rank_that_is_ahead_answers_with_what_it_held_before(ranks):
+    for rank in ranks:
+        rank.assign(VALUE)
+    ranks[1].assign(2 * VALUE)
+    np.testing.assert_array_equal(ranks[0].read(), VALUE)
+    ranks[0].assign(2 * VALUE)
+    ranks[1].assign(3 * VALUE)  # it waits for the other to have come as far
+    np.testing.assert_array_equal(ranks[0].read(), 2 * VALUE)
+
+
+def test_ranks_answer_after_their_program_has_dropped_a_variable(ranks):
+    for rank in ranks:
+        rank.assign(VALUE)
+    ranks[1].variable = None
+    np.testing.assert_array_equal(ranks[0].read(), VALUE)
+    ranks[1].service.forget()
+    with pytest.raises(JobError, match="Rank 1 has dropped a variable that rank 0 reads"):
+        ranks[0].read()
+
+
+def test_a_rank_at_its_end_refuses_what_it_never_does(ranks):
+    ranks[0].assign(VALUE)
+    ranks[1].communicator.has_reached_end = True
+    with pytest.raises(JobError, match="Rank 0 asks for the shard of m, but rank 1 has reached the end of its program "
+                                       "without the same steps and assignments"):
+        ranks[0].read()
+
+
+def test_rank_0_restores_for_all_ranks(ranks):
+    with ranks[0].service.restoring():
+        ranks[0].assign(VALUE)
+    in_threads(*(rank.service.check_assigned for rank in ranks))
+    np.testing.assert_array_equal(ranks[1].read(), VALUE)
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_all_ranks_refuse_a_variable_that_only_some_have_assigned(ranks, alone):
+    ranks[alone].assign(VALUE)
+
+    def check(rank):
+        with pytest.raises(GraphError, match="'m', of which each rank holds a shard, was assigned on some ranks only"):
+            rank.service.check_assigned()
+        return True
+
+    assert in_threads(*(lambda rank=rank: check(rank) for rank in ranks)) == [True, True]
+
+
+def test_initial_values_that_differ_are_those_of_rank_0(ranks):
+    for rank, value in zip(ranks, (1.0, 2.0)):
+        rank.holding.initial = Initial(lambda value=value: tf.fill(SHAPE, value), None)
+    for rank in ranks:
+        np.testing.assert_array_equal(rank.service.initial(rank.number), np.ones(SHAPE))
