@@ -351,21 +351,35 @@ def test_one_rank_owns_what_no_shard_can_update(update):
     _check(update, expected.owned or expected.kinds, names if expected.owned else set(), {0: 9, 1: 0, 2: 0})
 
 
+@pytest.mark.parametrize("loads", [{}, {0: 9, 1: 0, 2: 0}], ids=["shards", "owners"])
+@pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.__name__)
+def test_updates_that_wait_for_no_rank_are_found(update, loads):
+    graph, _, done, read = make(update)
+    step = tf.compat.v1.graph_util.extract_sub_graph(inline.inline(graph.as_graph_def(), [done]), [done.split(":")[0]])
+    partitioned = partition_lib.partition(step, [done], grappler.add_shapes, partition_lib.KnownVariables(
+        shard_candidates=_layouts(update, read), loads=loads))
+    found = early_updates.find(partitioned.graph_def, partitioned.shards)
+    # Slots of two of these use no gradient.
+    assert found == (partitioned.shards.keys() if update in (early, decayed, of_the_same) else set())
+
+
+def _layouts(update, names):
+    return {name: "" if name.startswith("other") else "weights1" if UPDATES[update].trained > 1 and name == "slot1"
+            else "weights" for name in names
+            if not name.startswith("weights") and not (update is without_slots and name == "other1")}
+
+
 def _check(update, kinds, held, loads=None):
     graph, initial, done, read = make(update)
     with tf.compat.v1.Session(graph=graph) as session:
         expected = run(session, (initial, done, list(read.values())), lambda feeds: feeds)
     names = [initial, done, *read.values()]
-    layouts = {name: "" if name.startswith("other") else "weights1" if UPDATES[update].trained > 1 and name == "slot1"
-               else "weights" for name in read if not name.startswith("weights")}
-    if update is without_slots:
-        del layouts["other1"]
+    layouts = _layouts(update, read)
     flat = inline.inline(graph.as_graph_def(), names)
     partitioned = partition_lib.partition(flat, [initial, done], grappler.add_shapes, partition_lib.KnownVariables(
         {} if UPDATES[update].slots else {name: name for name in read}, shard_candidates=layouts, loads=loads or {}))
     assert sorted(exchange.kind for exchange in partitioned.report.exchanges) == kinds, partitioned.report
     assert partitioned.shards.keys() == held
-    assert early_updates.find(partitioned.graph_def, partitioned.shards) == (held if update is early else set())
     assert sorted(partitioned.owners.values()) == [1, 2][:UPDATES[update].trained] * bool(loads and held)
     for size in partitioning.RANKS:
         owners = {layout: owner % size for layout, owner in partitioned.owners.items()}

@@ -21,8 +21,15 @@ def find(graph_def: graph_pb2.GraphDef, variables: Collection[str]) -> set[str]:
     graph, late, found = graph_lib.Graph(graph_def), dict[str, bool](), set[str]()
     for node in graph.ordered:
         inputs = [late[name] for name in map(graph_lib.node_of, node.input) if name in late]  # not of loops' next turns
-        # A Merge waits for one of its inputs.
-        late[node.name] = node.op in _SUMS or (all(inputs) and bool(inputs) if node.op == "Merge" else any(inputs))
+        if node.op == "Merge":  # it waits for one of its inputs; an empty one updates nothing (ownership.py)
+            inputs = [late[graph_lib.node_of(tensor)] for tensor in graph.inputs(node)
+                      if graph_lib.node_of(tensor) in late and not _is_empty(graph, tensor)]
+        late[node.name] = node.op in _SUMS or (all if node.op == "Merge" and inputs else any)(inputs)
         if not late[node.name] and node.op not in (*variables_lib.READS, *variables_lib.PASSED_ON):
             found |= {variables_lib.source(graph, tensor) for tensor in graph.inputs(node)} & set(variables)
     return found
+
+
+def _is_empty(graph: graph_lib.Graph, tensor: str) -> bool:
+    value = graph.constant(tensor)
+    return value is not None and value.size == 0

@@ -218,14 +218,9 @@ def compare_state(model: keras.Model, when: str) -> None:
 def common_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of a model and of its optimizers that are the same on all ranks."""
     held = model.distribute_strategy.extended.job.held
-    return [v for v in _variables(model) if not held.holds(keras_compat.value(v))
-            and not isinstance(keras_compat.value(v), sharded_variables.ShardedVariable)]
-
-
-def _variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables of a model and of its optimizers, each of them once."""
     candidates = (*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables))
-    return list({id(v): v for v in candidates}.values())
+    return list({id(v): v for v in candidates if not held.holds(keras_compat.value(v))
+                 and not isinstance(keras_compat.value(v), sharded_variables.ShardedVariable)}.values())
 
 
 def share_accumulators(model: keras.Model, communicator: Communicator) -> None:
