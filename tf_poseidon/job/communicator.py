@@ -240,7 +240,8 @@ class Communicator:
                 pass
             try:
                 if state < 0:
-                    kind = JobEndedError if self.failure else JobError  # else the rank that was asked has refused
+                    # Otherwise, the rank that was asked has refused.
+                    kind = JobEndedError if self.failure or self.has_reached_end else JobError
                     raise kind(error.value.decode(errors="replace"))
                 del self._in_flight[memory]
                 return result()
