@@ -6,11 +6,13 @@ import numpy as np
 import partitioning
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import grappler
 from tf_poseidon.graph_passes.partition import early_updates
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition.preparation import inline
+from tf_poseidon.graph_passes.partition.preparation import working_copies
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
 BATCHES = (7, 1, 0, 12)
@@ -295,8 +297,13 @@ UPDATES = {
     in_python: Update(1, ["sum"], held=False), early: Update(1, SHARDS)}
 
 
-def make(update):
-    """Returns (the graph in one process, the names to run: (initial value, step, weights and slots))."""
+def make(update, read=lambda weights: weights.read_value()):
+    """Returns (the graph in one process, the names to run: (initial value, step, weights and slots)).
+
+    Args:
+        update: One of `UPDATES`.
+        read: Returns what the gradient is computed from.
+    """
     graph, expected = tf.Graph(), UPDATES[update]
     with graph.as_default():
         x = tf.compat.v1.placeholder(tf.float64, (None, SHAPE[0]), name="x")
@@ -310,12 +317,12 @@ def make(update):
                                                       shape))
                            for i, (variable, shape) in enumerate(zip(variables, shapes.values()))], 1.0)
         weights, slots = variables[:expected.trained], variables[expected.trained:]
-        gradients = [tf.matmul(rows, tf.matmul(rows, one.read_value()), transpose_a=True) / 1024  # sums are exact
+        gradients = [tf.matmul(rows, tf.matmul(rows, read(one)), transpose_a=True) / 1024  # sums are exact
                      for one in weights]
         done, = _after([update(weights, slots, gradients) if expected.trained > 1 else update(
             weights[0], slots, gradients[0])], 1.0)
-        read = _after([], *[variable.read_value() for variable in variables])
-    return graph, initial.name, done.name, {name: tensor.name for name, tensor in zip(shapes, read)}
+        values = _after([], *[variable.read_value() for variable in variables])
+    return graph, initial.name, done.name, {name: tensor.name for name, tensor in zip(shapes, values)}
 
 
 def run(session, names, feeds_of):
@@ -369,18 +376,54 @@ def _layouts(update, names):
             if not name.startswith("weights") and not (update is without_slots and name == "other1")}
 
 
+def in_16_bits(weights):
+    return tf.cast(tf.cast(weights.read_value(), tf.bfloat16), tf.float64)
+
+
+@pytest.mark.parametrize("update, kinds", [
+    (momentum, SHARDS), (nesterov, SHARDS), (clipped, [*SHARDS, "sum", "sum"]), (guarded, [*SHARDS, "sum"]),
+    (products, SHARDS), (decayed, None)], ids=lambda value: getattr(value, "__name__", ""))
+def test_new_weights_come_back_in_the_type_in_which_they_are_read(update, kinds):
+    graph, initial, done, read = make(update, in_16_bits)
+    with graph.as_default():
+        tf.Variable(tf.zeros(SHAPE, tf.bfloat16), use_resource=True, name="copy")
+    names = [initial, done, *read.values()]
+    flat = inline.inline(graph.as_graph_def(), names)
+    types = working_copies.types(flat, ["weights", "slot0"])
+    assert types == {"weights": types_pb2.DT_BFLOAT16}
+    flat = working_copies.with_copies(flat, {"weights": working_copies.Copy("copy", types["weights"])})
+    layouts = dict.fromkeys(["weights", "slot0"], "weights")
+    partitioned = partition_lib.partition(flat, [initial, done], grappler.add_shapes, partition_lib.KnownVariables(
+        shard_candidates=layouts, loads={0: 9, 1: 0, 2: 0} if kinds else {}))
+    if kinds is None:  # the largest weight is asked for
+        assert "weights" not in partitioned.shards
+        return
+    assert partitioned.shards == layouts
+    exchanges = partitioned.report.exchanges
+    of_assigned = ["shards"] * 2  # with initial values, which the graph has besides
+    assert sorted(exchange.kind for exchange in exchanges) == sorted([*kinds, *of_assigned])
+    assert {exchange.dtype for exchange in exchanges if exchange.kind == "shards"} == {types_pb2.DT_BFLOAT16}
+    _compare((graph, initial, done, read), flat, partitioned)
+
+
 def _check(update, kinds, held, loads=None):
     graph, initial, done, read = make(update)
-    with tf.compat.v1.Session(graph=graph) as session:
-        expected = run(session, (initial, done, list(read.values())), lambda feeds: feeds)
-    names = [initial, done, *read.values()]
     layouts = _layouts(update, read)
-    flat = inline.inline(graph.as_graph_def(), names)
+    flat = inline.inline(graph.as_graph_def(), [initial, done, *read.values()])
     partitioned = partition_lib.partition(flat, [initial, done], grappler.add_shapes, partition_lib.KnownVariables(
         {} if UPDATES[update].slots else {name: name for name in read}, shard_candidates=layouts, loads=loads or {}))
     assert sorted(exchange.kind for exchange in partitioned.report.exchanges) == kinds, partitioned.report
     assert partitioned.shards.keys() == held
     assert sorted(partitioned.owners.values()) == [1, 2][:UPDATES[update].trained] * bool(loads and held)
+    _compare((graph, initial, done, read), flat, partitioned)
+
+
+def _compare(of_one_process, flat, partitioned):
+    """Compares the graph on any number of ranks with that of one process; takes the result of `make` and others."""
+    graph, initial, done, read = of_one_process
+    with tf.compat.v1.Session(graph=graph) as session:
+        expected = run(session, (initial, done, list(read.values())), lambda feeds: feeds)
+    names = [initial, done, *read.values()]
     for size in partitioning.RANKS:
         owners = {layout: owner % size for layout, owner in partitioned.owners.items()}
         of_size = partition_lib.partition(flat, names, grappler.add_shapes, partition_lib.KnownVariables(

@@ -29,7 +29,8 @@ from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 _ADD = ("Add", "AddV2", "Sub", "AddN")
-_TAKES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+# The ops that assign a variable as a whole.
+TAKES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # Ops that do not depend on the value.
 _OTHERS = (*variables_lib.PASSED_ON, "VarHandleOp", "VariableShape", "VarIsInitializedOp", "DestroyResourceOp")
 
@@ -54,7 +55,7 @@ def outcomes(graph: graph_lib.Graph, ordered: Iterable[node_def_pb2.NodeDef],
         source = sources.pop()
         if node.op == "ReadVariableOp":
             outcomes_of_held[node.name] = Outcome((WHOLE,), (held[source],))
-        elif node.op in _TAKES:
+        elif node.op in TAKES:
             outcomes_of_held[node.name] = Outcome((WHOLE, held[source]), ())
         else:
             what = "a shard" if isinstance(held[source], Shard) else "summands"
@@ -75,7 +76,7 @@ def candidates(graph: graph_lib.Graph, names: Iterable[str]) -> set[str]:
         for tensor in graph.inputs(node):
             used.get(variables_lib.source(graph, tensor), set()).add(node.op)
     return {name for name, ops in used.items()
-            if ops & set(_TAKES) and ops <= {"ReadVariableOp", *_TAKES, *_OTHERS}}
+            if ops & set(TAKES) and ops <= {"ReadVariableOp", *TAKES, *_OTHERS}}
 
 
 def made_whole(graph: graph_lib.Graph, states: Mapping[str, State], outcomes: Mapping[str, Outcome],
