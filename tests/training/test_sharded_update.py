@@ -13,6 +13,7 @@ BOUND = 1e-9  # as in test_training.py
 # Whose norms are sums of shards, so in another order.
 OF_NORMS = ("clipnorm-adam", "global_clipnorm-adam", "loss_scale_factor-adam", "accumulation_and_clipping-adam",
             "adafactor", "recompiled-adafactor", "lamb")
+STEPS = 2 * -(-train_sharded.ROWS // train_sharded.BATCH)
 # Whose ranks round what they compute of their rows.
 ROUNDED = ("mixed_bfloat16",)
 
@@ -38,13 +39,20 @@ def of_whole(is_full):
             if case.name not in OF_NORMS]
 
 
+def mixed(is_full):
+    """Returns the cases of programs in mixed precision, run on whole variables."""
+    return [Case(FILE, name, ranks, "ps", ("--whole",)) for i, name in enumerate(train_sharded.MIXED)
+            for ranks in ((2, 3) if is_full else (2 + i % 2,))]
+
+
 @pytest.mark.table(cases=of_one_process)
 def test_ranks_compute_what_one_process_does(jobs, case):
     one = jobs.one_process(case)
     assert_same_as_one_process(one, jobs.arrays(case), {"float64": BOUND, "float32": BOUND}, least=1.0)
 
 
-@pytest.mark.table(cases=of_whole)
+@pytest.mark.needs(*(dataclasses.replace(case, options=()) for case in mixed(True)))
+@pytest.mark.table(cases=lambda is_full: [*of_whole(is_full), *mixed(is_full)])
 def test_shards_have_the_bits_of_the_whole(jobs, case):
     of_shards = jobs.arrays(dataclasses.replace(case, options=()))[0]
     for name, value in jobs.arrays(case)[0].items():
@@ -54,9 +62,10 @@ def test_shards_have_the_bits_of_the_whole(jobs, case):
 
 @pytest.mark.table(cases=rounded)
 def test_gradients_that_were_cast_have_half_of_the_bytes(jobs, case):
-    """On their way up, where one rank alone gives a part of each fourth batch, of one row; weights come down whole."""
+    """So have the weights that come down; each fourth batch has one row, so one rank alone sends its part up."""
     up, down = np.sum([arrays["local/sent"] for arrays in jobs.arrays(case)], 0)
-    assert up == pytest.approx(down / 2 * (3 + 1 / case.ranks) / 4, rel=1e-3)
+    assert up == pytest.approx(down * (3 + 1 / case.ranks) / 4, rel=1e-3)
+    assert down == pytest.approx(STEPS * 2 * 300 * 160 * (case.ranks - 1), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["alone", "alone-muon"])
@@ -82,6 +91,16 @@ def test_each_rank_holds_its_share(jobs, name):
     held, whole = np.array([arrays["local/held"] for arrays in jobs.arrays(case)]).T
     small = 2 * (16 << 10) / 8  # tensors of up to 16 KiB are on one rank
     assert held.sum() == whole[0] and held.max() < 1.05 * whole[0] / case.ranks + small
+
+
+@pytest.mark.parametrize("name", train_sharded.MIXED)
+def test_ranks_divide_weights_that_layers_cast(jobs, name):
+    """The last layer is in float; of what a graph uses that is not partitioned, every rank holds all."""
+    case = next(case for case in mixed(False) if case.name == name)
+    weights = np.array([arrays["local/weights"] for arrays in jobs.arrays(dataclasses.replace(case, options=()))])
+    held, whole = weights[..., 0], weights[0, :, 1]
+    is_divided = [name != "used", True, True, True, name == "used", name == "used"]
+    assert (held.sum(0) == np.where(is_divided, 1, case.ranks) * whole).all()
 
 
 @pytest.mark.parametrize("name", train_sharded.OWNED)

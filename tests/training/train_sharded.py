@@ -35,11 +35,11 @@ ELEMENTWISE = [name for name in OPTIMIZERS if name not in ("sgd", *OWNED)]
 ROWS, BATCH = 97, 32
 
 
-def _model(name=None):
-    """Returns a model with one kernel of several KV pairs, that of the layer `name`."""
+def _model(name=None, dtype=None, **kwargs):
+    """Returns a model with one kernel of several KV pairs, that of the layer `name`; `dtype` is that of the last."""
     x = keras.Input((8,))
-    h = keras.layers.Dense(300, "tanh")(x)
-    return keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(160, "tanh", name=name)(h)))
+    h = keras.layers.Dense(300, "tanh", **kwargs)(x)
+    return keras.Model(x, keras.layers.Dense(3, dtype=dtype)(keras.layers.Dense(160, "tanh", name=name)(h)))
 
 
 def _data(columns=8):
@@ -49,9 +49,13 @@ def _data(columns=8):
 
 def _arrays(*models_and_optimizers):
     variables = [variable for one in models_and_optimizers for variable in one.variables]
-    slots = [variable.value for variable in variables if hasattr(variable.value, "division")]
+    weights = [variable.value for variable in variables if hasattr(variable.value, "copy")]
+    slots = [variable.value for variable in variables if hasattr(variable.value, "division")
+             and not variable.value.trainable]
     held = np.array([(tf.size(slot._holding.read()), slot.shape.num_elements()) for slot in slots]).reshape(-1, 2)
-    return {"local/held": held.sum(0), "local/owned": held[[slot.division.owner >= 0 for slot in slots]],
+    return {"local/weights": np.array([(tf.size(weight._holding.read()), weight.shape.num_elements())
+                                       for weight in weights]).reshape(-1, 2),
+            "local/held": held.sum(0), "local/owned": held[[slot.division.owner >= 0 for slot in slots]],
             **{f"variables/{i:02}": variable.numpy() for i, variable in enumerate(variables)}}
 
 
@@ -180,6 +184,48 @@ def eager(strategy):
     return _arrays(model, model.optimizer)
 
 
+def mixed(strategy, policy, name, **kwargs):
+    """Mixed precision: layers cast weights, but for the last one."""
+    keras.config.set_floatx("float32")
+    keras.mixed_precision.set_global_policy(policy)
+    with strategy.scope():
+        model = _model(dtype="float32")
+        model.compile(OPTIMIZERS[name](0.01, **kwargs), "mse")
+    model.fit(*_data(), batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return _arrays(model, model.optimizer)
+
+
+def used(strategy):
+    """Weights that are used between steps in every way: whole, cast, by rows, in graphs of their own."""
+    keras.config.set_floatx("float32")
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    with strategy.scope():
+        model = _model(kernel_regularizer="l2")
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse", steps_per_execution=2)
+    x, y = _data()
+    kernel, results = model.weights[0], [model.evaluate(x, y, verbose=0)]
+
+    @tf.function
+    def total():
+        return tf.reduce_sum(kernel)
+
+    for i in range(3):
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        results += [model.evaluate(x, y, verbose=0), model.predict(x, verbose=0).sum(), model(x[:3]).numpy().sum(),
+                    tf.gather(kernel, [1]).numpy().sum(), kernel.numpy().sum()]
+        model.set_weights([0.5 * weight for weight in model.get_weights()])
+        if i:  # from now on, every rank holds this weight whole
+            results.append(total().numpy())
+    return {"results": np.array(results, "float64"), **_arrays(model, model.optimizer)}
+
+
+MIXED = {"bfloat16-momentum": functools.partial(mixed, policy="mixed_bfloat16", name="momentum"),
+         "bfloat16-adamw": functools.partial(mixed, policy="mixed_bfloat16", name="adamw"),
+         "bfloat16-muon": functools.partial(mixed, policy="mixed_bfloat16", name="muon"),
+         "float16-adam": functools.partial(mixed, policy="mixed_float16", name="adam"),  # with loss scaling
+         "float16-ema": functools.partial(mixed, policy="mixed_float16", name="lion", use_ema=True, ema_momentum=0.75,
+                                          ema_overwrite_frequency=2),
+         "used": used}
 PROGRAMS = {**{name: functools.partial(optimizer, name) for name in OPTIMIZERS},
             **{f"{name}-adam": cell for name, cell in ((w, wrappers.Wrapped(w, "adam")) for w in wrappers.WRAPPERS)},
             **{program.__name__: program for program in (alone, gan, distributed, overlapping, recompiled, eager)},
@@ -190,14 +236,14 @@ PROGRAMS = {**{name: functools.partial(optimizer, name) for name in OPTIMIZERS},
 
 
 def main(out, policy, *names):
-    keras.config.set_floatx("float64")
     strategy = poseidon.PoseidonStrategy(policy, timeout_s=60, shard_update="--whole" not in names)
     for name in names:
         if name == "--whole":
             continue
         keras.backend.clear_session()
+        keras.config.set_floatx("float64")
         keras.utils.set_random_seed(1)
-        np.savez(pathlib.Path(out) / f"{name}.{strategy.rank}.npz", **PROGRAMS[name](strategy))
+        np.savez(pathlib.Path(out) / f"{name}.{strategy.rank}.npz", **(MIXED | PROGRAMS)[name](strategy))
 
 
 if __name__ == "__main__":

@@ -130,8 +130,10 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         rewriting = session.RewriteSession(planner)
         optimizers = callbacks_lib.optimizers_of(model)
         layouts = dict(collections.ChainMap(*map(sharded_slots.layouts, _with_inner(optimizers))))
+        masters = sharded_slots.masters(optimizers)
         options = partitioning.PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True,
                                                 session=rewriting, layouts=layouts if shard_update else {},
+                                                masters=masters if shard_update else {},
                                                 loads=dict.fromkeys(range(min(servers or ranks, ranks)), 0))
         partition = partitioning.partition(step, options, callbacks_lib.accumulators(model),
                                            candidates=metrics if model.compiled else None)

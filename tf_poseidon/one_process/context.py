@@ -23,6 +23,7 @@ class Runner(Protocol):
 
 _is_inside = contextvars.ContextVar("is_inside", default=False)
 _is_step = contextvars.ContextVar("is_step", default=False)
+_is_renewing = contextvars.ContextVar("is_renewing", default=False)
 _runner: contextvars.ContextVar[Runner | None] = contextvars.ContextVar("runner", default=None)
 
 
@@ -49,6 +50,16 @@ def as_step(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return step
+
+
+def renewing() -> contextlib.AbstractContextManager[None]:
+    """A context in which this thread calls graphs that are made anew when functions in them are traced anew."""
+    return holding(_is_renewing, True)
+
+
+def is_renewing() -> bool:
+    """Whether what this thread traces is made anew when functions in it are traced anew."""
+    return _is_renewing.get()
 
 
 def handing_to(runner: Runner) -> contextlib.AbstractContextManager[None]:

@@ -5,6 +5,7 @@ Tests: tests/training/test_distribution.py, tests/training/test_overlapping.py, 
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 import functools
 from typing import Any
@@ -15,8 +16,10 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.job import failures
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.joined_job import Job
+from tf_poseidon.one_process import context
 from tf_poseidon.one_process import late_results
 from tf_poseidon.one_process import step_verifier
+from tf_poseidon.one_process.master_weights import MasterWeight
 from tf_poseidon.one_process.rank_graphs import RankGraphs
 from tf_poseidon.ops import sites
 
@@ -31,7 +34,8 @@ class JobFunction:
 
     def __init__(self, name: str, job: Job, runs: RankGraphs | tf.types.experimental.ConcreteFunction,
                  verifier: step_verifier.StepVerifier | None = None,
-                 whole: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None) -> None:
+                 whole: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
+                 masters: Sequence[MasterWeight] = ()) -> None:
         """Makes a function; if it trains and is partitioned, `strategy.plan` becomes its plan.
 
         Args:
@@ -40,6 +44,7 @@ class JobFunction:
             runs: What runs: its `RankGraphs`, or the traced ConcreteFunction.
             verifier: Compares its runs with those of one process, in verify mode.
             whole: Gathers its inputs from all ranks; None if every rank has them.
+            masters: The weights in float that it uses.
         """
         partition = runs.partition if isinstance(runs, RankGraphs) else None
         self.name = name
@@ -48,11 +53,13 @@ class JobFunction:
         self._runs = runs
         self._verifier = verifier
         self._whole = whole
+        self._masters = tuple(masters)
         self._results = None if partition is None else partition.results
         self._plan = job.graph_pass.expect(partition.number, partition.whole, partition.has_sites) if (
             partition is not None and partition.options.trains) else None
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
+        self._job.shards.take_back()
         if not isinstance(self._runs, RankGraphs):
             return self._runs(*(tensors if self._whole is None else self._whole(tensors)))
         run = functools.partial(self._run_partitioned, self._runs)
@@ -88,12 +95,18 @@ class JobFunction:
 
     def prepare(self) -> None:
         """Prepares variables for runs outside graphs."""
+        self._job.shards.take_back()
         self._job.held.hold_until_read(self._results.held if self._results else ())
 
     def pending(self, returned: Any, steps: int) -> Any:
         """Returns the results of some steps, given what they have returned; a `Pending` if they have to be read."""
         self._job.held.count(steps)
         return late_results.Pending(self._results, returned, self._job.held) if self._results else returned
+
+    def hold_masters_whole(self) -> None:
+        """Makes every rank hold the whole of the weights that it uses, which a graph calls that stays as it is."""
+        for master in self._masters:
+            master.hold_whole(f"'{self.name}' is called in a graph of the program's own")
 
     def _run_partitioned(self, graphs: RankGraphs, tensors: Sequence[tf.Tensor]) -> Any:
         # Each exchange of one function needs its own name, also if the function calls several of ours.
@@ -105,6 +118,54 @@ class JobFunction:
         if partition.options.verifier and partition.weights:
             partition.options.verifier.check_weights(partition.weights, sites.unique_site)
         return results
+
+
+class Renewed:
+    """A function of TensorFlow in whose graphs functions of a job run: made anew when these are to be traced anew."""
+
+    def __init__(self, make: Callable[[], Callable[..., Any]], job: Job) -> None:
+        """Makes the function by `make`, for the first time."""
+        self._make, self._job = make, job
+        self._function, self._changes = make(), job.shards.changes
+
+    def __call__(self, *args: Any) -> Any:
+        self._job.shards.take_back()
+        if self._changes != self._job.shards.changes:
+            self._function = self._make()
+        with context.renewing():
+            result = self._function(*args)
+        self._changes = self._job.shards.changes  # those that its own trace has made are in it
+        return result
+
+
+class TracedFunctions:
+    """Functions of a job, each until a weight becomes a shard, or whole again: then it is to be traced anew."""
+
+    def __init__(self) -> None:
+        self._functions: dict[Any, JobFunction] = {}
+        self._changes = 0  # of shards, when they were traced
+
+    def of(self, key: Any, job: Job, trace: Callable[[], JobFunction]) -> JobFunction:
+        """Returns the function of a key, which `trace` returns the first time."""
+        self._drop_former(job)
+        if key not in self._functions:
+            traced = trace()
+            self._drop_former(job)  # this one may be the first that divides weights
+            self._functions[key] = traced
+        if not tf.executing_eagerly() and not context.is_renewing():
+            with tf.init_scope():
+                self._functions[key].hold_masters_whole()
+            if self._changes != job.shards.changes:
+                return self.of(key, job, trace)
+        return self._functions[key]
+
+    def __iter__(self) -> Iterator[JobFunction]:
+        return iter(self._functions.values())
+
+    def _drop_former(self, job: Job) -> None:
+        if self._changes != job.shards.changes:
+            self._changes = job.shards.changes
+            self._functions.clear()
 
 
 def explain(error: Exception, functions: Iterable[JobFunction], communicator: Communicator) -> None:

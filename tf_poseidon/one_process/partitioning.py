@@ -36,6 +36,7 @@ from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.job.job_variables import holdings
 from tf_poseidon.job.verify import Verifier
 from tf_poseidon.one_process import late_results
+from tf_poseidon.one_process import master_weights
 from tf_poseidon.one_process import sharded_variables
 from tf_poseidon.one_process.graphs import flat_graphs
 from tf_poseidon.one_process.graphs import graph_texts
@@ -61,6 +62,8 @@ class PartitionOptions:
         session: What plans how gradients travel, to know which of them need not become shards; None if all may.
         layouts: By identity, the layouts of variables that may hold shards without being `ShardedVariable`s, where the
             function is planned and never runs.
+        masters: Likewise, by identity, the layouts of weights that may hold shards beside working copies without being
+            `MasterWeight`s.
         loads: The bytes of variables that each rank owns that may own some, see `partitioner.KnownVariables`.
     """
 
@@ -73,6 +76,7 @@ class PartitionOptions:
     inlines: bool = False
     session: session_lib.RewriteSession | None = None
     layouts: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    masters: Mapping[int, str] = dataclasses.field(default_factory=dict)
     loads: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @property
@@ -106,8 +110,16 @@ class Interface:
     @classmethod
     def of(cls, traced: tf.types.experimental.ConcreteFunction, partitioned: partitioner.PartitionedGraph,
            results: late_results.LateResults | None,
-           shards: Iterable[tf.Variable]) -> "Interface":
-        """Returns the interface of a ConcreteFunction that was partitioned, without its `LateResults`, on `shards`."""
+           shards: Iterable[tf.Variable], copies: Iterable[tuple[tf.Tensor, str]]) -> "Interface":
+        """Returns the interface of a ConcreteFunction that was partitioned.
+
+        Args:
+            traced: The function.
+            partitioned: Its graph.
+            results: Its results that are not part of the graph.
+            shards: The variables that hold shards in it.
+            copies: (resource, name of its placeholder) of each working copy in it.
+        """
         graph, function_type = traced.graph, traced.function_type
         captured, names = {id(internal) for _, internal in graph.captures}, flat_graphs.names_of_captures(graph)
         outputs, controls = graph.outputs, [operation.name for operation in graph.control_outputs]
@@ -121,8 +133,9 @@ class Interface:
         handles = {id(variable.handle): sharded_variables.shard_handle(variable) for variable in shards}
         return cls(graph.name,
                    tuple((t.dtype, t.shape, t.op.name) for t in graph.inputs if id(t) not in captured),
-                   tuple((handles.get(id(external), external), full_name(names[internal.op.name]))
-                         for external, internal in graph.captures),
+                   (*((handles.get(id(external), external), full_name(names[internal.op.name]))
+                      for external, internal in graph.captures),
+                    *((resource, full_name(name)) for resource, name in copies)),
                    tuple((tensor.dtype, shape) for tensor, shape in zip(outputs, shapes)), graph.variables,
                    tuple(controls), function_type)
 
@@ -157,6 +170,7 @@ class Partition:
         agreement_text: The text that must be the same on all ranks before they run it.
         shards: The variables of which each rank holds its shard.
         divisions: The `Division` of each of these.
+        held_whole: The variables that may hold shards, of which each rank must hold the whole.
         has_sites: Whether it synchronises anything.
         weights: The variables whose gradients it sums, by path.
     """
@@ -172,6 +186,7 @@ class Partition:
     agreement_text: str
     shards: tuple[tf.Variable, ...]
     divisions: tuple[holdings.Division, ...]
+    held_whole: tuple[tf.Variable, ...]
     has_sites: bool
     weights: Mapping[str, tf.Variable]
 
@@ -204,8 +219,8 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
     in_process = next(_numbers)
     keeps_rows = keeps_rows and all(isinstance(leaf, tf.Tensor)
                                     for leaf in tf.nest.flatten(traced.structured_outputs))
-    partitioned, results, divisions = _partitioned(traced, options, held, candidates, keeps_rows)
-    shards = tuple(variable for variable, _ in divisions)
+    parts = _partitioned(traced, options, held, candidates, keeps_rows)
+    partitioned, results, shards = parts.graph, parts.results, tuple(variable for variable, _ in parts.divisions)
     graph_def, report = partitioned.graph_def, partitioned.report
     agreement_text = "\n".join([report.agreement_text(), *graph_texts.lines(graph_def), *(
         [] if results is None else results.lines)])
@@ -220,20 +235,36 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
     # contents, so graphs that are traced later use the same names.
     graph_def = functions.with_own_functions(graph_def, f"_partitioned{in_process}")
     return Partition(
-        _FIRST_NUMBER + in_process, options, Interface.of(traced, partitioned, results, shards),
+        _FIRST_NUMBER + in_process, options, Interface.of(
+            traced, partitioned, results, shards, parts.copies),
         graph_def.SerializeToString(), partitioned.fetches, row_outputs=partitioned.own, results=results, report=report,
-        agreement_text=agreement_text, shards=shards, divisions=tuple(division for _, division in divisions),
-        has_sites=bool(markers),
+        agreement_text=agreement_text, shards=shards, divisions=tuple(division for _, division in parts.divisions),
+        held_whole=parts.held_whole, has_sites=bool(markers),
         weights={path: variables[path] for path in paths if path in variables})
 
 
-def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: PartitionOptions, held: Sequence[tf.Variable],
-                 candidates: Sequence[tf.Variable] | None, keeps_rows: bool) -> tuple[
-                     partitioner.PartitionedGraph, late_results.LateResults | None,
-                     list[tuple[tf.Variable, holdings.Division]]]:
-    """Returns the `PartitionedGraph` of a ConcreteFunction, its `LateResults`, and how variables are divided.
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What a ConcreteFunction becomes.
 
-    The `LateResults` are None if they are part of the graph.
+    Attributes:
+        graph: Its `PartitionedGraph`.
+        results: Its `LateResults`; None if they are part of the graph.
+        divisions: (variable, its `Division`) of each that holds shards.
+        copies: (resource, name of its placeholder) of each working copy that the graph uses.
+        held_whole: Same as in `Partition`.
+    """
+
+    graph: partitioner.PartitionedGraph
+    results: late_results.LateResults | None
+    divisions: Sequence[tuple[tf.Variable, holdings.Division]]
+    copies: Sequence[tuple[tf.Tensor, str]]
+    held_whole: tuple[tf.Variable, ...]
+
+
+def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: PartitionOptions, held: Sequence[tf.Variable],
+                 candidates: Sequence[tf.Variable] | None, keeps_rows: bool) -> _Parts:
+    """Partitions the graph of a ConcreteFunction.
 
     Args:
         traced: The function.
@@ -254,35 +285,48 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
     paths = {name: sites.variable_path(variable) for name, variable in variables.items()}
     sharded = {name: variable for name, variable in variables.items()
                if isinstance(variable, sharded_variables.ShardedVariable)}
-    planned = {name: options.layouts[id(variable)] for name, variable in variables.items()
-               if id(variable) in options.layouts}
+    planned, planned_masters = ({name: layouts[id(variable)] for name, variable in variables.items()
+                                 if id(variable) in layouts} for layouts in (options.layouts, options.masters))
+    copies = master_weights.Copies(graph_def, variables, planned_masters)
+    shard_candidates = planned | {name: layout for name, layout in planned_masters.items() if name in copies.candidates}
+    shard_candidates |= {
+        name: variable.division.layout for name, variable in sharded.items()
+        if variable.may_hold_shard and (name in copies.candidates or not _is_master(variable))}
     known = partitioner.KnownVariables(
-        paths, summands=_named(variables, held), candidates=_named(variables, candidates or ()),
+        paths | copies.named(paths), summands=_named(variables, held), candidates=_named(variables, candidates or ()),
         shards={name: variable.division.layout for name, variable in sharded.items() if variable.holds_shard},
-        shard_candidates=planned | {
-            name: variable.division.layout for name, variable in sharded.items() if variable.may_hold_shard},
+        shard_candidates=shard_candidates,
         owners=dict(variable.division for variable in sharded.values()
                     if variable.holds_shard and variable.division.owner >= 0), loads=options.loads)
     while True:
-        partitioned = partitioner.partition(graph_def, outputs, grappler.add_shapes, known, rows=options.rows,
-                                            runs_whole=True, own=outputs if keeps_rows else ())
+        masters = copies.of(known.shards, known.shard_candidates)
+        partitioned = partitioner.partition(copies.used_in(masters), outputs, grappler.add_shapes, known,
+                                            rows=options.rows, runs_whole=True, own=outputs if keeps_rows else ())
         as_factors = _shorter_as_factors(partitioned, options)
+        partitioned = dataclasses.replace(partitioned, graph_def=early_updates.delayed(
+            partitioned.graph_def, partitioned.shards))
         early = early_updates.find(partitioned.graph_def, partitioned.shards)
         if holding := sorted(early & known.shards.keys()):
             raise GraphError(f"It may update '{paths[holding[0]]}', of which each rank holds a shard, before "
                              "other ranks have begun the step.")
         left = {name: layout for name, layout in known.shard_candidates.items()
-                if partitioned.shards.get(name, layout) not in as_factors and name not in early}
+                if partitioned.shards.get(name, layout) not in as_factors and name not in early
+                and (name not in copies.candidates or name in partitioned.shards)}
         if len(left) == len(known.shard_candidates):
             break
         known = dataclasses.replace(known, shard_candidates=left)
     divisions = [(variables[name], holdings.Division(layout, partitioned.owners.get(layout, -1)))
                  for name, layout in partitioned.shards.items()]
-    if cut is None:
-        return partitioned, None, divisions
-    now = [variable for name, variable in variables.items() if name in partitioned.summands
-           and not any(variable is held_variable for held_variable in held)]
-    return partitioned, late_results.LateResults(traced, cut, now, variables), divisions
+    held_whole = tuple(variable for name, variable in sharded.items() if name not in partitioned.shards
+                       and (name in copies.updated or not _is_master(variable)))
+    results = None if cut is None else late_results.LateResults(traced, cut, [
+        variable for name, variable in variables.items() if name in partitioned.summands
+        and not any(variable is held_variable for held_variable in held)], variables)
+    return _Parts(partitioned, results, divisions, copies.captures(masters), held_whole)
+
+
+def _is_master(variable: tf.Variable) -> bool:
+    return isinstance(variable, master_weights.MasterWeight)
 
 
 def _shorter_as_factors(partitioned: partitioner.PartitionedGraph, options: PartitionOptions) -> set[str]:

@@ -31,25 +31,30 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
     Attributes:
         path: Its path.
-        shard_handle: Its resource, whose value has an unknown shape: TensorFlow infers shapes of what a resource says.
+        shard_handle: The resource of this rank's shard; `handle` is that of the whole.
     """
 
-    def __init__(self, path: str, layout: str, shape: tf.TensorShape, dtype: tf.DType, initial: Initial,
-                 job: Job) -> None:
-        self._whole_shape = shape
-        super().__init__(trainable=False, name=path.replace("/", "_"), shape=tf.TensorShape(None), dtype=dtype)
+    def __init__(self, path: str, layout: str, shape: tf.TensorShape, dtype: tf.DType, initial: Initial, job: Job,
+                 **of_tensorflow: Any) -> None:
+        super().__init__(**{"trainable": False, "name": path.replace("/", "_")} | of_tensorflow, shape=shape,
+                         dtype=dtype)
         self.path, self._job = path, job
         self._is_updated = False  # by a partitioned function, as a shard
-        self.shard_handle = super().handle
-        with tf.init_scope():
-            self._whole_handle = tf_compat.of_shape(self.shard_handle, shape, dtype)
-        self._holding = Holding(path, shape, dtype, initial, self.shard_handle, layout)
+        self._shard = tf_compat.uninitialized_variable()(
+            trainable=False, name=f"{self.name.partition(':')[0]}_shard", shape=tf.TensorShape([None]), dtype=dtype)
+        self.shard_handle = self._shard.handle
+        self._holding = Holding(path, shape, dtype, initial, self.shard_handle, self.handle, layout)
         self._number = job.shards.add(self, self._holding)
 
     @property
     def division(self) -> Division:
         """How ranks divide it."""
         return self._holding.division
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank holds the whole."""
+        return self._holding.extent is Extent.WHOLE
 
     @property
     def holds_shard(self) -> bool:
@@ -97,14 +102,6 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
     # ---- what tf.Variable does ----
 
-    @property
-    def shape(self) -> tf.TensorShape:
-        return self._whole_shape
-
-    @property
-    def handle(self) -> tf.Tensor:
-        return self._whole_handle
-
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
         del name
         return tf.constant(True)
@@ -113,9 +110,9 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         if not self._prepare("a graph that is not partitioned reads it"):
             return super()._read_variable_op(*args, **kwargs)
-        if self._holding.extent is Extent.NOTHING:
-            return self._initial()
-        return self._holding.read() if self._holding.extent is Extent.WHOLE else tf.constant(
+        if self.is_whole:
+            return super()._read_variable_op(*args, **kwargs)
+        return self._initial() if self._holding.extent is Extent.NOTHING else tf.constant(
             self._job.shards.whole(self._number))
 
     @tf.autograph.experimental.do_not_convert
@@ -169,11 +166,11 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
 
 def shard_handle(variable: tf.Variable) -> tf.Tensor:
-    """Returns the resource of a variable as that of one whose value has an unknown shape, as a shard has."""
+    """Returns the resource of a variable's shard; of one that is only planned, as graphs would see it."""
     if isinstance(variable, ShardedVariable):
         return variable.shard_handle
     with tf.init_scope():
-        return tf_compat.of_shape(variable.handle, tf.TensorShape(None), variable.dtype)
+        return tf_compat.of_shape(variable.handle, tf.TensorShape([None]), variable.dtype)
 
 
 def among(variables: Iterable[tf.Variable]) -> list[ShardedVariable]:

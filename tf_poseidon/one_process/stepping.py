@@ -38,8 +38,9 @@ class Steps:
         """
         self._job = job
         self._options = options
-        self._functions: dict[tuple[Any, tracing.ResultForm], JobFunction] = {}
+        self._functions = job_functions.TracedFunctions()
         self._next: dict[Callable[..., Any], _OnNext] = {}
+        self._changes = 0  # of shards, when these were made
         self._rows: int | None = None
         self._are_rows: list[Any] | None = None  # in `keeping_rows`
         self._has_warned = False
@@ -131,25 +132,28 @@ class Steps:
         Raises:
             tf.errors.OutOfRangeError: If there is no batch.
         """
-        if function not in self._next:
-            self._next[function] = _OnNext(
+        on_next = self._next.get(function)
+        if on_next is None or self._changes != self._job.shards.changes:
+            on_next = _OnNext(
                 lambda call: self._job_function(function, call, tracing.ResultForm.READ_LATER), function)
-        concrete, job_function = self._next[function].of(iterator, strategy)
+        with context.renewing():
+            concrete, job_function = on_next.of(iterator, strategy)
+        if self._changes != self._job.shards.changes:
+            self._changes = self._job.shards.changes
+            self._next.clear()
+        self._next[function] = on_next
         job_function.prepare()
         returned, _ = concrete(iterator)
         return job_function.pending(returned, 1)
 
     def explain(self, error: Exception) -> None:
         """Says in an error that came while these steps ran which of them was partitioned."""
-        job_functions.explain(error, self._functions.values(), self._job.communicator)
+        job_functions.explain(error, self._functions, self._job.communicator)
 
     def _job_function(self, function: Callable[..., Any], call: calls.Call,
                       form: tracing.ResultForm = tracing.ResultForm.WHOLE) -> JobFunction:
-        key = call.key, form
-        if key not in self._functions:
-            self._functions[key] = tracing.trace(context.as_step(function), call, self._job, self._options, self._rows,
-                                                 form)
-        return self._functions[key]
+        return self._functions.of((call.key, form), self._job, lambda: tracing.trace(
+            context.as_step(function), call, self._job, self._options, self._rows, form))
 
     def _check_eager_code(self, name: str) -> None:
         used = self._job.held.used(self._options.accumulators())

@@ -26,6 +26,7 @@ from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
+from tf_poseidon.one_process import master_weights
 from tf_poseidon.one_process import partitioning
 from tf_poseidon.one_process import sharded_variables
 from tf_poseidon.one_process import step_verifier
@@ -103,8 +104,10 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
         variables = [variable for _, variable in flat_graphs.variables_of(concrete.graph)]
         summands = [variable for variable in variables if job.held.holds(variable)]
         sharded = sharded_variables.among(variables)
-        _share([variable for variable in variables if not job.held.holds(variable) and not isinstance(
-            variable, sharded_variables.ShardedVariable)], job.communicator, name)
+        masters = master_weights.among(variables)
+        master_weights.hold_wanted(masters, job.communicator)
+        _share([variable for variable in variables if not job.held.holds(variable) and (
+            not any(variable is other for other in sharded) or variable.is_whole)], job.communicator, name)
         partition_options = partitioning.PartitionOptions(
             job.size, call.rows() if rows is None else rows, options.trains, job.wire_dtype, job.strict,
             job.verifier if options.trains else None, session=job.graph_pass.session, loads=job.shards.loads)
@@ -128,20 +131,17 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
             job.held.release(summands, name)
             for variable in sharded:
                 variable.hold_whole(f"'{name}' is not partitioned")
-            return JobFunction(name, job, concrete, whole=whole)
+            return JobFunction(name, job, concrete, whole=whole, masters=masters)
         job.held.use(summands)
-        divisions = {id(variable): division for variable, division in zip(
-            graphs.partition.shards, graphs.partition.divisions)}
-        for variable in sharded:
-            if id(variable) in divisions:
-                variable.hold_shard(divisions[id(variable)])
-            else:
-                variable.hold_whole(f"'{name}' is not computed of shards")
+        for variable, division in zip(graphs.partition.shards, graphs.partition.divisions):
+            variable.hold_shard(division)
+        for variable in graphs.partition.held_whole:
+            variable.hold_whole(f"'{name}' is not computed of shards")
     verifier = _step_verifier(concrete, name, job, summands, graphs.partition.shards)
     if verifier is None:
         # The graph and its operations refer to each other where Python's collector cannot see it; it takes tens of MB.
         tf_compat.dismantle(concrete.graph)
-    return JobFunction(name, job, graphs, verifier, whole)
+    return JobFunction(name, job, graphs, verifier, whole, masters)
 
 
 def _read_later(variables: Iterable[tf.Variable]) -> list[tf.Variable]:

@@ -19,7 +19,6 @@ from tf_poseidon.graph_passes.partition import report
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import job_functions
 from tf_poseidon.one_process import tracing
-from tf_poseidon.one_process.job_functions import JobFunction
 from tf_poseidon.stragglers import watch
 from tf_poseidon.strategy import poseidon_strategy
 from tf_poseidon.strategy.poseidon_strategy import PoseidonStrategy
@@ -84,7 +83,7 @@ class _Distributed:
         self._function = function if hasattr(function, "get_concrete_function") else tf.function(function)
         self._inputs = inputs
         self._given = strategy
-        self._job_functions: dict[Any, JobFunction] = {}
+        self._job_functions = job_functions.TracedFunctions()
         self._calls = 0
         self._bound: weakref.WeakKeyDictionary[object, _Distributed] = weakref.WeakKeyDictionary()
         self.report: report.PartitionReport | None = None
@@ -115,7 +114,7 @@ class _Distributed:
             watch.of(job).after(1)
             return results
         except Exception as error:
-            job_functions.explain(error, self._job_functions.values(), job.communicator)
+            job_functions.explain(error, self._job_functions, job.communicator)
             job.errors.note(error, getattr(self._python, "__name__", "function"))
             raise
 
@@ -127,15 +126,15 @@ class _Distributed:
                 f"The arguments of '{call.name}' are batches that ranks divide in different ways, but its inputs have "
                 "the same rows; zip the datasets in front of batch, or give it whole tensors."))
         self._check_inputs(call, strategy)
-        if call.key not in self._job_functions:
-            if all(dimension is None for dimension in call.dimensions):
-                raise GraphError(
-                    f"No input of '{call.name}' has rows; give it a batch, or name its inputs by inputs=.")
-            options = tracing.TraceOptions(strategy.extended.one_replica_in_scope, trains=True)
-            self._job_functions[call.key] = tracing.trace(self._function, call, strategy.extended.job, options)
-        job_function = self._job_functions[call.key]
+        job_function = self._job_functions.of(call.key, strategy.extended.job, lambda: self._traced(call, strategy))
         self.report = job_function.report
         return job_function(call.tensors)
+
+    def _traced(self, call: calls.Call, strategy: PoseidonStrategy) -> job_functions.JobFunction:
+        if all(dimension is None for dimension in call.dimensions):
+            raise GraphError(f"No input of '{call.name}' has rows; give it a batch, or name its inputs by inputs=.")
+        options = tracing.TraceOptions(strategy.extended.one_replica_in_scope, trains=True)
+        return tracing.trace(self._function, call, strategy.extended.job, options)
 
     def _check_inputs(self, call: calls.Call, strategy: PoseidonStrategy) -> None:
         """Compares the ranks' inputs, in the first call and then ever less often."""

@@ -134,7 +134,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
         if node.name in layouts:  # what it holds has another shape on each rank
             for shape in (*node.attr["_handle_shapes"].list.shape, node.attr["shape"].shape):
                 shape.Clear()
-                shape.unknown_rank = True
+                shape.dim.add(size=-1)
     graph_def = graph_lib.with_nodes(graph_def, nodes)
     exchanges: Sequence[report_lib.ExchangedTensor] = writer.exchanges
     if runs_whole:

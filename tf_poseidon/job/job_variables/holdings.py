@@ -56,17 +56,20 @@ class Holding:
         shape: The shape of the whole.
         dtype: Its dtype.
         initial: Its `Initial`.
-        resource: The resource of what is held.
+        resource: The resource of this rank's shard.
+        whole_resource: The resource of the whole. What is not held is an empty vector, so that a graph which still
+            reads it fails.
         division: How ranks divide it.
         extent: How much of it is held.
-        assignments: How often the program has assigned the variable outside of steps.
+        assignments: How often the program has assigned the variable outside of steps while it was not whole.
         former: The shard before the last assignment, for ranks that have not come as far; None where there are none.
         lock: To be held where several of these change together, and to read them meanwhile.
     """
 
     def __init__(self, path: str, shape: tf.TensorShape, dtype: tf.DType, initial: Initial, resource: tf.Tensor,
-                 layout: str) -> None:
-        self.path, self.shape, self.dtype, self.initial, self.resource = path, shape, dtype, initial, resource
+                 whole_resource: tf.Tensor, layout: str) -> None:
+        self.path, self.shape, self.dtype, self.initial = path, shape, dtype, initial
+        self.resource, self.whole_resource = resource, whole_resource
         self.division = Division(layout)
         self.extent = Extent.NOTHING
         self.assignments = 0
@@ -80,17 +83,34 @@ class Holding:
 
     def read(self) -> tf.Tensor:
         """Returns what is held."""
-        return tf.raw_ops.ReadVariableOp(resource=self.resource, dtype=self.dtype)
+        return tf.raw_ops.ReadVariableOp(resource=self._resource(self.extent), dtype=self.dtype)
 
     def set(self, value: tf.Tensor, extent: Extent) -> None:
         """Holds a value from now on."""
         with self.lock:
-            tf.raw_ops.AssignVariableOp(resource=self.resource, value=value)
-            self.extent = extent
+            former, self.extent = self.extent, extent
+            tf.raw_ops.AssignVariableOp(resource=self._resource(extent), value=value)
+            if former not in (extent, Extent.NOTHING):
+                tf.raw_ops.AssignVariableOp(resource=self._resource(former), value=tf.zeros([0], self.dtype))
+
+    def _resource(self, extent: Extent) -> tf.Tensor:
+        return self.whole_resource if extent is Extent.WHOLE else self.resource
+
+    def lend(self, whole: tf.Tensor) -> None:
+        """Lets graphs read the whole, though this rank holds its shard."""
+        tf.raw_ops.AssignVariableOp(resource=self.whole_resource, value=whole)
+
+    def take_back(self) -> None:
+        """Ends that, if the whole is not held meanwhile."""
+        if self.extent is Extent.SHARD:
+            tf.raw_ops.AssignVariableOp(resource=self.whole_resource, value=tf.zeros([0], self.dtype))
 
     def assign(self, value: tf.Tensor) -> None:
         """Holds a value that the program has assigned: its whole where the whole is held, else this rank's shard."""
         with self.lock:
             self.former = self.read().numpy() if self.extent is Extent.SHARD else None
-            self.set(value, Extent.WHOLE if self.extent is Extent.WHOLE else Extent.SHARD)
-            self.assignments += 1
+            if self.extent is Extent.WHOLE:  # ranks give each other rank 0's
+                self.set(value, Extent.WHOLE)
+            else:
+                self.set(value, Extent.SHARD)
+                self.assignments += 1

@@ -51,7 +51,12 @@ class _Question(typing.NamedTuple):
 
 
 class ShardService:
-    """The variables of this process of which it holds shards."""
+    """The variables of this process of which it holds shards.
+
+    Attributes:
+        changes: How often weights have become shards, or whole again: functions that use them are then partitioned
+            anew.
+    """
 
     def __init__(self, communicator: Communicator, servers: Iterable[int] = ()) -> None:
         """Makes a service without variables; `servers` are the ranks that may own variables, by default all."""
@@ -63,6 +68,12 @@ class ShardService:
         self._offered: np.ndarray | None = None
         self._restores = False
         self._updates: Any = None
+        self.changes = 0
+        self._lent: list[Holding] = []
+
+    def note_change(self) -> None:
+        """Notes that a weight has become a shard, or whole again."""
+        self.changes += 1
 
     def add(self, variable: object, holding: Holding) -> int:
         """Adds what this rank holds of a variable; returns the variable's number, the same on all ranks."""
@@ -104,6 +115,18 @@ class ShardService:
             _put(whole, runs, parts[rank])
         return whole.reshape(holding.shape)
 
+    def lend(self, number: int) -> None:
+        """Lets graphs of this rank's program read the whole of a variable until the next step."""
+        value = tf.constant(self.whole(number))
+        self._held(number).lend(value)
+        self._lent.append(self._held(number))
+
+    def take_back(self) -> None:
+        """Ends that, before shards change."""
+        for holding in self._lent:
+            holding.take_back()
+        self._lent.clear()
+
     def initial(self, number: int) -> np.ndarray:
         """Returns the value of rank 0 that a variable begins with."""
         holding = self._held(number)
@@ -113,6 +136,7 @@ class ShardService:
 
     def assign(self, number: int, value: tf.Tensor, shard: tf.Tensor) -> None:
         """Assigns a value, and its `shard` where this rank holds one; in `restoring`, on all ranks."""
+        self.take_back()
         holding = self._held(number)
         if holding.former is not None:  # some ranks may still need it
             self._ask_others(_REACHED, number)

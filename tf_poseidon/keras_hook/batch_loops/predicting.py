@@ -16,6 +16,8 @@ import tensorflow as tf
 from tf_poseidon.errors import JobError
 from tf_poseidon.job import agreement
 from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.joined_job import Job
+from tf_poseidon.one_process import job_functions
 from tf_poseidon.one_process import stepping
 
 
@@ -49,18 +51,19 @@ class PredictFunction:
     """Keras' predict function, whose outputs are `Outputs`."""
 
     def __init__(self, steps: stepping.Steps, function: tf.types.experimental.PolymorphicFunction,
-                 communicator: Communicator) -> None:
+                 job: Job) -> None:
         """Makes a function.
 
         Args:
             steps: The `stepping.Steps`.
             function: Keras' function, which takes a list of batches.
-            communicator: This rank's communicator.
+            job: The job.
         """
         self._steps = steps
         self._of_batches = function.python_function
-        self._communicator = communicator
-        self._function = tf.function(self._traced, reduce_retracing=True, autograph=False)
+        self._communicator = job.communicator
+        self._function = job_functions.Renewed(
+            lambda: tf.function(self._traced, reduce_retracing=True, autograph=False), job)
         # By number of a trace: in the structure of its outputs, whether each is this rank's rows.
         self._are_rows: list[Any] = []
 

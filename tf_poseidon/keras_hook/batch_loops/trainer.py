@@ -34,6 +34,7 @@ from tf_poseidon.keras_hook.coordination import coordinated_callbacks as callbac
 from tf_poseidon.keras_hook.coordination import rebalancing
 from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
 from tf_poseidon.one_process import context
+from tf_poseidon.one_process import job_functions
 from tf_poseidon.one_process import stepping
 from tf_poseidon.one_process import tracing
 from tf_poseidon.stragglers import watch
@@ -195,7 +196,10 @@ def make_function(original: Callable[..., Any], model: keras.Model,
                   step_function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes Keras' train or test function run steps of one process."""
     trains = step_function == model.train_step
-    return _running(model, original(model, step_function), trains, step_function)
+    if not is_ours(model.distribute_strategy):
+        return original(model, step_function)
+    function = job_functions.Renewed(lambda: original(model, step_function), model.distribute_strategy.extended.job)
+    return _running(model, function, trains, step_function)
 
 
 def make_predict_function(original: Callable[..., Any], model: keras.Model, force: bool = False) -> None:
@@ -211,17 +215,19 @@ def _predicting(model: keras.Model, function: Callable[..., Any]) -> Callable[..
     strategy = model.distribute_strategy
     if not is_ours(strategy):
         return function
-    steps = stepping.Steps(strategy.extended.job, tracing.TraceOptions(strategy.extended.one_replica_in_scope))
-    # None if it runs eagerly.
-    keeping = predicting.PredictFunction(steps, function, strategy.extended.job.communicator) if isinstance(
-        function, tf.types.experimental.PolymorphicFunction) else None
+    job = strategy.extended.job
+    steps = stepping.Steps(job, tracing.TraceOptions(strategy.extended.one_replica_in_scope))
+    reads, keeps = function, None  # one that runs eagerly keeps no rows
+    if isinstance(function, tf.types.experimental.PolymorphicFunction):
+        keeps = predicting.PredictFunction(steps, function, job)
+        reads = job_functions.Renewed(lambda: tf.function(function.python_function, reduce_retracing=True), job)
 
     @functools.wraps(function)
     def running(batches: Any) -> Any:
         is_read = reading.current(model, "predict") is None or tf.config.functions_run_eagerly()
         try:
             with steps.current(datasets.usual_rows(batches)):
-                return function(batches) if keeping is None or is_read else keeping(batches)
+                return reads(batches) if keeps is None or is_read else keeps(batches)
         except Exception as error:
             steps.explain(error)
             raise
@@ -243,15 +249,11 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
         step: What it does with each batch.
     """
     strategy = model.distribute_strategy
-    if not is_ours(strategy):
-        return function
-
     accumulators = functools.partial(callbacks_lib.accumulators, model) if trains else list
     steps = stepping.Steps(strategy.extended.job, tracing.TraceOptions(strategy.extended.one_replica_in_scope, trains,
                                                                        accumulators))
     calls = itertools.count(1)
 
-    @functools.wraps(function)
     def running(batches: Any) -> Any:
         rows = datasets.usual_rows(batches)
         if trains:

@@ -26,6 +26,7 @@ from tf_poseidon.keras_hook.coordination import comparing
 from tf_poseidon.keras_hook.coordination import rebalancing
 from tf_poseidon.keras_hook.coordination import summary
 from tf_poseidon.keras_hook.keras_objects import optimizers
+from tf_poseidon.one_process import master_weights
 from tf_poseidon.one_process import sharded_variables
 
 _log = logging.getLogger("tf_poseidon")
@@ -171,6 +172,7 @@ class _Agree(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._agree("train")
+        _hold_wanted(self.model, self._communicator)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._agree("train")  # also waits until rank 0 has written its files of this epoch
@@ -197,6 +199,7 @@ def share_state(model: keras.Model, communicator: Communicator, is_expected: boo
     job = model.distribute_strategy.extended.job
     job.new_variables.broadcast()
     job.shards.check_assigned()
+    _hold_wanted(model, communicator)
     variables = common_variables(model)
     differs = communicator.sum("state/differs", comparing.differ_from_rank_0(variables, communicator)) > 0
     waits = [(v, communicator.submit(f"state/{i}", v.numpy(), root=0))
@@ -210,6 +213,11 @@ def share_state(model: keras.Model, communicator: Communicator, is_expected: boo
                      "all ranks continue with rank 0's.", len(waits), waits[0][0].path)
 
 
+def _hold_wanted(model: keras.Model, communicator: Communicator) -> None:
+    """Makes every rank hold the whole of the weights that a graph of some rank's program reads."""
+    master_weights.hold_wanted(master_weights.among(map(keras_compat.value, model.trainable_variables)), communicator)
+
+
 def compare_state(model: keras.Model, when: str) -> None:
     """Ends the job if state differs that must be the same on all ranks; `when` describes the time of the check."""
     comparing.compare(model, common_variables(model), when)
@@ -219,8 +227,8 @@ def common_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of a model and of its optimizers that are the same on all ranks."""
     held = model.distribute_strategy.extended.job.held
     candidates = (*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables))
-    return list({id(v): v for v in candidates if not held.holds(keras_compat.value(v))
-                 and not isinstance(keras_compat.value(v), sharded_variables.ShardedVariable)}.values())
+    return list({id(v): v for v in candidates if not held.holds(value := keras_compat.value(v))
+                 and (not isinstance(value, sharded_variables.ShardedVariable) or value.is_whole)}.values())
 
 
 def share_accumulators(model: keras.Model, communicator: Communicator) -> None:

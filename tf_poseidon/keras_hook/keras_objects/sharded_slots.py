@@ -8,6 +8,7 @@ Tests: tests/training/test_sharded_update.py.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 import contextvars
 from typing import Any
@@ -21,9 +22,12 @@ from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
+from tf_poseidon.one_process.master_weights import MasterWeight
 from tf_poseidon.one_process.sharded_variables import ShardedVariable
 
 _ACCUMULATOR = "gradient_accumulator"
+# The types of variables that may be cast to 16 bits wherever layers read them.
+_MASTERS = ("float32", "float64")
 # Initializers that give all elements the same value.
 _CONSTANT = (keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.Constant)
 
@@ -71,14 +75,34 @@ def _job() -> Job | None:
 
 
 def variable_for(variable: keras.Variable, value: Any) -> Any:
-    """Returns what a Keras variable is initialised with: where an optimizer adds it, a sharded variable."""
+    """Returns what a Keras variable is initialised with: a sharded variable if an optimizer adds or trains it."""
     reference = _reference.get()
-    if reference is None or reference.job is None or not callable(value) or isinstance(value, tf.Variable):
+    if reference is None:
+        return _weight_for(variable, value)
+    if reference.job is None or not callable(value) or isinstance(value, tf.Variable):
         return value
     path, initializer, job = reference.path, reference.initializer, reference.job
     of_size = (lambda size: initializer((size,), dtype=variable.dtype)) if isinstance(initializer, _CONSTANT) else None
     return ShardedVariable(variable.path, path, tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype),
                            Initial(value, of_size), job)
+
+
+def _weight_for(variable: keras.Variable, value: Any) -> Any:
+    """Returns what a variable of a model is initialised with: a `MasterWeight` if it is trained in float."""
+    job = _job()
+    if job is None or not variable.trainable or isinstance(value, tf.Variable) or not tf.executing_eagerly() or (
+            variable.dtype not in _MASTERS):
+        return value
+    weight = MasterWeight(variable.path, variable.name, tf.cast(value() if callable(value) else value, variable.dtype),
+                          job)
+    job.new_variables.add(weight)
+    return weight
+
+
+def masters(optimizers: Iterable[keras.optimizers.Optimizer]) -> dict[int, str]:
+    """Returns the paths of variables that built optimizers train in float, by identity of the `tf.Variable`."""
+    return {id(variable.value): variable.path for optimizer in optimizers
+            for variable in keras_compat.trainable_variables(optimizer) if variable.dtype in _MASTERS}
 
 
 def layouts(optimizer: keras.optimizers.Optimizer) -> dict[int, str]:

@@ -1,17 +1,19 @@
 """Lets a step read weights that it casts to 16 bits from copies of that type.
 
-In mixed precision a weight is in float, its *master*, and layers cast it whenever they read it. The step reads a *working
-copy* where it casts the master, and after each assignment of the master it assigns the copy, cast. A master that nothing
-else reads whole can then hold shards, and what servers give back to all ranks is the copy: half of the bytes.
+In mixed precision a weight, the *master*, is in float, and layers cast it whenever they read it. The step reads a
+*working copy* where it casts the master, and after each assignment of the master it assigns the copy. A master that
+nothing else reads whole can then hold shards, and what servers give back to all ranks is the copy: half of the bytes.
 
-Requires: a flat graph. Ensures: the same results and the same masters; a copy is its master, cast, before and after each
-step.
+Requires: a flat graph. Ensures: the same results and the same masters; a copy is its master, cast, before and after
+each step.
 
 Tests: tests/graphs/test_partition_shards.py.
 """
 
+import collections
 from collections.abc import Iterable
 from collections.abc import Mapping
+import itertools
 import typing
 
 from tensorflow.core.framework import graph_pb2
@@ -21,6 +23,7 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.propagate import held_summands
+from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 
 _READ, _ASSIGN = "ReadVariableOp", "AssignVariableOp"
 # The ops through which a resource reaches branches and loops that only use it.
@@ -37,6 +40,13 @@ class Copy(typing.NamedTuple):
 
     source: str
     dtype: int
+
+
+def updated(graph_def: graph_pb2.GraphDef, names: Iterable[str]) -> set[str]:
+    """Returns those of the names of nodes from which the resources of variables come that a flat GraphDef updates."""
+    names, graph = set(names), graph_lib.Graph(graph_def)
+    return {source for node in graph_def.node if names and node.op.startswith(propagate_lib.UPDATES)
+            for tensor in graph.inputs(node)[:1] if (source := variables_lib.source(graph, tensor)) in names}
 
 
 def types(graph_def: graph_pb2.GraphDef, names: Iterable[str]) -> dict[str, int]:
@@ -70,8 +80,11 @@ def with_copies(graph_def: graph_pb2.GraphDef, copies: Mapping[str, Copy]) -> gr
     graph = graph_lib.Graph(graph_def)
     written: dict[str, list[node_def_pb2.NodeDef]] = {}  # by name of the node in whose place they are
     resources: dict[str, node_def_pb2.NodeDef] = {}  # of copies, in branches and loops, by name
-    for node, source in _uses(graph, copies):
-        copy, steps = copies[source], _steps_to(graph, graph.inputs(node)[0], source)
+    uses = _uses(graph, copies)
+    replaced = _assigned_again(graph, uses)
+    for node, source in uses:
+        copy, resource = copies[source], graph.inputs(node)[0]
+        steps = _steps_to(graph, resource, source)
         casts = [cast for cast in _casts(graph, node) if cast.attr["DstT"].type == copy.dtype]
         if node.op == _READ and casts and steps is not None:
             of_copy = _read(f"{node.name}/copy", _resource(steps, copy, resources), node, copy.dtype)
@@ -82,11 +95,11 @@ def with_copies(graph_def: graph_pb2.GraphDef, copies: Mapping[str, Copy]) -> gr
                 identity = _node(cast.name, "Identity", [of_copy.name, *graph_lib.control_inputs(cast)], cast)
                 identity.attr["T"].type = copy.dtype
                 written[cast.name] = [identity]
-        elif node.op != _READ:
+        elif node.op != _READ and node.name not in replaced:
             if steps is None:
                 raise GraphError(f"Variable '{source}' is assigned by '{node.name}' in a loop that assigns it in each "
                                  "round, expected once in a step; assign it behind the loop.")
-            written[node.name] = _assignments(node, graph.inputs(node)[0], _resource(steps, copy, resources), copy.dtype)
+            written[node.name] = _assignments(node, resource, _resource(steps, copy, resources), copy.dtype)
     nodes = [*resources.values()]
     for node in graph_def.node:
         nodes += written.get(node.name, [node])
@@ -103,6 +116,26 @@ def _uses(graph: graph_lib.Graph, names: Iterable[str]) -> list[tuple[node_def_p
             if source in names:
                 uses.append((node, source))
     return uses
+
+
+def _assigned_again(graph: graph_lib.Graph, uses: Iterable[tuple[node_def_pb2.NodeDef, str]]) -> set[str]:
+    """Returns the names of assignments whose value nothing casts before the same resource is assigned once more."""
+    of_resources = collections.defaultdict[str, list[node_def_pb2.NodeDef]](list)
+    for node, _ in uses:
+        if node.op != _READ:
+            of_resources[graph.inputs(node)[0]].append(node)
+    casting = {node.name for node, _ in uses if node.op == _READ and _casts(graph, node)}
+    found = set()
+    for node in itertools.chain.from_iterable(nodes for nodes in of_resources.values() if len(nodes) > 1):
+        queue, behind = [node.name], set[str]()
+        while queue:
+            new = {reader.name for reader in graph.consumers(queue.pop())} - behind
+            behind |= new
+            queue += new
+        others = {other.name for other in of_resources[graph.inputs(node)[0]]} - {node.name}
+        if others & behind and not casting & behind:
+            found.add(node.name)
+    return found
 
 
 def _casts(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> list[node_def_pb2.NodeDef]:
