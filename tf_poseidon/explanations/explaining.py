@@ -6,6 +6,7 @@ Tests: tests/training/test_explaining.py.
 import collections
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import numbers
@@ -148,17 +149,24 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     plan = of_step.plan
     if plan.refusal:
         raise GraphError(f"The training step of '{model.name}' cannot be planned: {plan.refusal}")
+    weights = [variable.value for variable in model.variables]
     slots = [variable.value for optimizer in optimizers for variable in optimizer.variables]
-    of_owner = collections.Counter[int]()  # the bytes of slots
-    for variable, division in zip(partition.shards, partition.divisions, strict=True):
-        of_owner[division.owner] += _bytes([variable])
-    whole = _bytes(slots) - of_owner.total()
-    spread = of_owner.pop(-1, 0)
+    copies = sum(2 * variable.shape.num_elements() for variable in partition.shards if id(variable) in masters)
     return dataclasses.replace(plan, memory=planning.Memory(
-        _bytes([variable.value for variable in model.variables]),
+        _most(weights, partition, workers) + copies, _bytes(weights),
         _bytes([variable.value for variable in model.trainable_variables]),
-        whole + spread // workers + max(of_owner.values(), default=0), _bytes(slots),
-        round((plan.total_bytes or 0) / 2)))
+        _most(slots, partition, workers), _bytes(slots), round((plan.total_bytes or 0) / 2)))
+
+
+def _most(variables: Sequence[tf.Variable], partition: partitioning.Partition, workers: int) -> int:
+    """Returns the bytes of variables that the rank holds that holds most."""
+    identities = {id(variable) for variable in variables}
+    of_owner = collections.Counter[int]()
+    for variable, division in zip(partition.shards, partition.divisions, strict=True):
+        if id(variable) in identities:
+            of_owner[division.owner] += _bytes([variable])
+    whole = _bytes(variables) - of_owner.total()
+    return whole + of_owner.pop(-1, 0) // workers + max(of_owner.values(), default=0)
 
 
 def _with_inner(optimizers: Iterable[keras.optimizers.Optimizer]) -> list[keras.optimizers.Optimizer]:

@@ -11,7 +11,8 @@ class Memory:
     """Bytes that a rank holds.
 
     Attributes:
-        weights: The variables of the model.
+        weights: The variables of the model; of those that are divided, a rank's shards and working copies.
+        whole_weights: The same if none were divided.
         gradients: The gradients of one step, whole.
         slots: The optimizer's variables for each trained one; a rank's shards of those that are divided, and what
             the rank owns that owns most.
@@ -20,16 +21,21 @@ class Memory:
     """
 
     weights: int
+    whole_weights: int
     gradients: int
     slots: int
     whole_slots: int
     received: int
 
     def __str__(self) -> str:
-        divided = f" (in one process {_megabytes(self.whole_slots)})" if self.slots != self.whole_slots else ""
-        return (f"memory of a rank: weights {_megabytes(self.weights)}, gradients {_megabytes(self.gradients)}, "
-                f"the optimizer's variables {_megabytes(self.slots)}{divided}, received from others up to "
-                f"{_megabytes(self.received)}")
+        return (f"memory of a rank: weights {_compared(self.weights, self.whole_weights)}, gradients "
+                f"{_megabytes(self.gradients)}, the optimizer's variables {_compared(self.slots, self.whole_slots)}, "
+                f"received from others up to {_megabytes(self.received)}")
+
+
+def _compared(num_bytes: int, in_one_process: int) -> str:
+    compared = f" (in one process {_megabytes(in_one_process)})" if num_bytes != in_one_process else ""
+    return f"{_megabytes(num_bytes)}{compared}"
 
 
 def _megabytes(num_bytes: int) -> str:

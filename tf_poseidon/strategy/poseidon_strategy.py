@@ -108,8 +108,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
         shard_update: Whether each rank updates a part of every variable, and optimizers hold only that part of their
             own variables (as ZeRO-1, and weight-update sharding, do): in proportion to the number of ranks, that saves
             memory and arithmetic. Updates that are not computed element by element are made by one rank each. What is
-            computed is the same, files too; reading variables of an optimizer, as saving a model does, is something
-            that all ranks do together. A given plan was made with it, or without.
+            computed is the same, files too. In mixed precision, weights come back in 16 bits, and each rank holds its
+            part of those in float. Any rank can read such variables, alone too. A given plan was made with it, or
+            without.
         engine: The library that moves gradients: "mpi", our own communicator over MPI, or "horovod",
             Horovod's ops over whatever it was built with (MPI, Gloo, NCCL). None takes that of the
             launcher: "horovod" under horovodrun, else "mpi".
