@@ -172,7 +172,7 @@ class Partition:
         divisions: The `Division` of each of these.
         held_whole: The variables that may hold shards, of which each rank must hold the whole.
         has_sites: Whether it synchronises anything.
-        weights: The variables whose gradients it sums, by path.
+        weights: The variables whose gradients it sums, by path; of masters that hold shards, their copies.
     """
 
     number: int
@@ -230,6 +230,7 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
         if marker.attr["site"].s.decode() in gradient_sites:
             marker.attr["wire_dtype"].s = (options.wire_dtype or "").encode()
     variables = {sites.variable_path(variable): variable for _, variable in flat_graphs.variables_of(traced.graph)}
+    variables |= {master.path: master.copy for master in master_weights.among(shards)}
     paths = dict.fromkeys(exchange.variable for exchange in report.exchanges)
     # TensorFlow forgets a function together with the graph that was traced with it, and names some after their
     # contents, so graphs that are traced later use the same names.
