@@ -5,9 +5,9 @@ needs it in float, all ranks hold the working copy (`working_copies.py`), and of
 that they update. Outside of steps, any rank can read it (`shard_service.py`).
 
 Until a step divides it, every rank holds the whole. So it does again, for good, when something needs all of it in each
-step: a function that cannot be partitioned, or a graph of the program's own that reads it. Such a graph may be traced
-on some ranks only: it gets the value of that time, and ranks hold the whole from their next function, epoch or call of
-`fit` on. Functions that were partitioned before are then partitioned anew; what nobody traces anew fails, since the
+step: a function that cannot be partitioned, or a graph of the program's own that uses it. One that reads it may be
+traced on some ranks only: it gets the value of that time, and ranks hold the whole from their next function, epoch or
+call of `fit` on. Functions that were partitioned before are then partitioned anew; what nobody traces anew fails, since the
 resources that it reads are empty.
 
 Tests: tests/training/test_sharded_update.py.
@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
 from typing import Any
+from typing import Literal
 
 import numpy as np
 import tensorflow as tf
@@ -93,14 +94,17 @@ class MasterWeight(ShardedVariable):
         super(ShardedVariable, self)._read_variable_op(*args, **kwargs)  # so that tapes watch it
         return tf.custom_gradient(lambda handle: (tf.identity(value), lambda gradient: gradient))(self.handle)
 
-    def _prepare(self, why: str) -> bool:
+    def _prepare(self, does: Literal["reads", "assigns"]) -> bool:
         if tf.executing_eagerly():
             return True
         if not context.is_inside() and not self._is_pinned:
-            self.is_wanted = True
             with tf.init_scope():
-                if self.holds_shard:
-                    self._job.shards.lend(self._number)
+                if does == "assigns":  # as all ranks do
+                    self.hold_whole("a graph that is not partitioned assigns it")
+                else:
+                    self.is_wanted = True
+                    if self.holds_shard:
+                        self._job.shards.lend(self._number)
         return False
 
     @property
@@ -115,24 +119,24 @@ class MasterWeight(ShardedVariable):
 
     @tf.autograph.experimental.do_not_convert
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        return tf.gather(self.read_value(), indices, name=name) if self._is_apart() else super().sparse_read(
+        return tf.gather(self.read_value(), indices, name=name) if self._is_apart("reads") else super().sparse_read(
             indices, name)
 
     @tf.autograph.experimental.do_not_convert
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        return tf.gather_nd(self.read_value(), indices, name=name) if self._is_apart() else super().gather_nd(
+        return tf.gather_nd(self.read_value(), indices, name=name) if self._is_apart("reads") else super().gather_nd(
             indices, name)
 
-    def _is_apart(self) -> bool:
-        """Whether the program's code cannot use its resource; prepares for graphs."""
-        return self._prepare("a graph that is not partitioned uses it") and not self.is_whole
+    def _is_apart(self, does: Literal["reads", "assigns"]) -> bool:
+        """Prepares for what the program's code does; returns whether that cannot use its resource."""
+        return self._prepare(does) and not self.is_whole
 
 
 def _scattering(name: str) -> Callable[..., Any]:
     """Returns a method that changes some rows."""
     @tf.autograph.experimental.do_not_convert
     def scatter(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_apart():
+        if not self._is_apart("assigns"):
             return getattr(super(MasterWeight, self), name)(*args, **kwargs)
         whole = copy_of(self, self.dtype)
         tf.raw_ops.AssignVariableOp(resource=whole.handle, value=self.read_value())

@@ -12,6 +12,7 @@ Tests: tests/training/test_sharded_update.py, tests/training/test_saving.py.
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
+from typing import Literal
 
 import tensorflow as tf
 
@@ -108,7 +109,7 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
     @tf.autograph.experimental.do_not_convert
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        if not self._prepare("a graph that is not partitioned reads it"):
+        if not self._prepare("reads"):
             return super()._read_variable_op(*args, **kwargs)
         if self.is_whole:
             return super()._read_variable_op(*args, **kwargs)
@@ -117,7 +118,7 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
     @tf.autograph.experimental.do_not_convert
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._prepare("a graph that is not partitioned assigns it"):
+        if not self._prepare("assigns"):
             return super().assign(value, *args, **kwargs)
         value = tf.convert_to_tensor(value, self.dtype)
         self.shape.assert_is_compatible_with(value.shape)
@@ -126,13 +127,13 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
     @tf.autograph.experimental.do_not_convert
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._prepare("a graph that is not partitioned assigns it"):
+        if not self._prepare("assigns"):
             return super().assign_add(delta, *args, **kwargs)
         return self.assign(self.read_value() + delta)
 
     @tf.autograph.experimental.do_not_convert
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._prepare("a graph that is not partitioned assigns it"):
+        if not self._prepare("assigns"):
             return super().assign_sub(delta, *args, **kwargs)
         return self.assign(self.read_value() - delta)
 
@@ -140,8 +141,8 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
         value, = restored_tensors.values()
         return self.assign(value)
 
-    def _prepare(self, why: str) -> bool:
-        """Prepares for the program's code; returns whether it runs eagerly, and not in a graph.
+    def _prepare(self, does: Literal["reads", "assigns"]) -> bool:
+        """Prepares for what the program's code does; returns whether it runs eagerly, and not in a graph.
 
         In graphs, the variable is whole, except that a function of one process may become one of shards.
         """
@@ -149,7 +150,7 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
             return True
         if not context.is_inside():
             with tf.init_scope():
-                self.hold_whole(why)
+                self.hold_whole(f"a graph that is not partitioned {does} it")
         return False
 
     def _initial(self) -> tf.Tensor:
