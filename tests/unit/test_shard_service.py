@@ -26,9 +26,10 @@ class Rank:
     def __init__(self, communicator):
         self.communicator = communicator
         self.service = ShardService(communicator)
-        self.variable = tf.Variable(0.0, shape=tf.TensorShape(None))
+        self.variable, self.whole = (tf.Variable(0.0, shape=tf.TensorShape(None)) for _ in range(2))
         initial = Initial(lambda: tf.zeros(SHAPE), lambda size: tf.zeros(size))
-        self.holding = Holding("m", tf.TensorShape(SHAPE), tf.float32, initial, self.variable.handle, "weights")
+        self.holding = Holding("m", tf.TensorShape(SHAPE), tf.float32, initial, self.variable.handle,
+                               self.whole.handle, "weights")
         self.number = self.service.add(self.variable, self.holding)
 
     def assign(self, value):

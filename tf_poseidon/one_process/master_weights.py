@@ -7,8 +7,8 @@ that they update. Outside of steps, any rank can read it (`shard_service.py`).
 Until a step divides it, every rank holds the whole. So it does again, for good, when something needs all of it in each
 step: a function that cannot be partitioned, or a graph of the program's own that uses it. One that reads it may be
 traced on some ranks only: it gets the value of that time, and ranks hold the whole from their next function, epoch or
-call of `fit` on. Functions that were partitioned before are then partitioned anew; what nobody traces anew fails, since the
-resources that it reads are empty.
+call of `fit` on. Functions that were partitioned before are then partitioned anew; what nobody traces anew fails, since
+the resources that it reads are empty.
 
 Tests: tests/training/test_sharded_update.py.
 """
