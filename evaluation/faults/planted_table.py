@@ -244,6 +244,17 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
                 ",\n            *(f\"ranks have different bits of {kind} '{name}'\" for kind, name in self.differing)",
                 ""),
     ),
+    "shards": (
+        Planted("a working copy gets what its master was before", f"{_PARTITION}/preparation/working_copies.py",
+                "[resource, f\"^{master.name}\"], node)", "[resource], node)"),
+        Planted("weights decay before other ranks have begun the step", f"{_PARTITION}/early_updates.py",
+                "            node.input.append(f\"^{waits[node.name]}\")\n", "            pass\n"),
+        Planted("Keras' functions keep graphs of weights that are whole again",
+                "tf_poseidon/one_process/job_functions.py",
+                "            self._function = self._make()\n        with", "            pass\n        with"),
+        Planted("a rank that is behind answers at once", "tf_poseidon/job/job_variables/shard_service.py",
+                "if ahead < 0 or int(self._updates.numpy()) < question.updates:", "if ahead < 0:"),
+    ),
     "options and messages": (
         Planted("a server may be listed twice", "tf_poseidon/options.py",
                 "if len(set(self.servers)) != len(self.servers) or not", "if not"),
