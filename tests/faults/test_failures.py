@@ -96,8 +96,6 @@ REFUSALS = {
     "no_pin": "The pin of '*' is 'fast', expected one of ps, sfb, hfb, sparse",
     "no_wire_dtype": "wire_dtype='float16', expected 'bfloat16' or None",
     "verify_what_is_rounded": "verify=5 compares gradients with their exact sums, but wire_dtype=",
-    "read_shard_in_graph": "but a graph that is not partitioned reads it, which needs all of it; use one or the other",
-    "update_shards_in_run": "but a graph that is not partitioned reads it, which needs all of it; use one or the other",
     "load_optimizer_on_rank_0": "was assigned on some ranks only, expected all of them; load weights and optimizers on",
     "other_options": "give every PoseidonStrategy of a process, and poseidon.calibrate before them, the",
 }

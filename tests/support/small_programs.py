@@ -257,29 +257,11 @@ def refuse():
     def other_policy():
         poseidon.PoseidonStrategy("sfb", timeout_s=30)
 
-    def with_shards():
+    def load_optimizer_on_rank_0():
         with strategy.scope():
             model = keras.Sequential([keras.Input((4,)), dense()], name="divided")
             model.compile(keras.optimizers.SGD(momentum=0.9), "mse")
         model.fit(x, y, verbose=0)
-        return model
-
-    def read_shard_in_graph():
-        *_, momentum = with_shards().optimizer.variables
-        tf.function(lambda: momentum + 1.0)()
-
-    def update_shards_in_run():
-        model = with_shards()
-        variables = model.trainable_variables
-
-        @tf.function
-        def step():
-            strategy.run(lambda: model.optimizer.apply([tf.zeros(v.shape) for v in variables], variables))
-
-        step()
-
-    def load_optimizer_on_rank_0():
-        model = with_shards()
         if strategy.rank == 0:
             model.optimizer.set_weights([np.zeros(v.shape) for v in model.optimizer.variables])
         model.fit(x, y, verbose=0)
@@ -293,7 +275,7 @@ def refuse():
                  apply_in_condition, unequal_parts, server_out_of_range, no_rank_on_a_node,
                  no_kv_pair, no_time, no_steps, no_policy, other_policy,
                  plan_and_policy, plan_of_others, other_cluster, no_pin, no_wire_dtype,
-                 verify_what_is_rounded, read_shard_in_graph, update_shards_in_run, load_optimizer_on_rank_0):
+                 verify_what_is_rounded, load_optimizer_on_rank_0):
         try:
             case()
         except PoseidonError as error:

@@ -175,6 +175,52 @@ def recompiled(strategy, name="adam"):
     return _arrays(model, model.optimizer)
 
 
+def looped(strategy):
+    """A loop over strategy.run needs slots whole that fit has divided."""
+    x, y = _data()
+    with strategy.scope():
+        model = _model()
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse")
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+
+    def step(batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(batch[0], training=True) - batch[1])) / ROWS
+        variables = model.trainable_variables
+        model.optimizer.apply(tape.gradient(loss, variables), variables)
+
+    run = tf.function(lambda batch: strategy.run(step, args=(batch,)))
+    for batch in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y)).batch(ROWS)):
+        run(batch)
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    return _arrays(model, model.optimizer)
+
+
+def redivided(strategy):
+    """Two optimizers divide the slots of one matrix in different ways, then one step trains by both."""
+    x, y = _data()
+    with strategy.scope():
+        model = _model()
+        optimizers = keras.optimizers.Adam(0.01, epsilon=1e-3), keras.optimizers.Muon(0.01)
+
+        def trained(*used):
+            @poseidon.distribute
+            @tf.function
+            def step(x, y):
+                for optimizer in used:
+                    with tf.GradientTape() as tape:
+                        loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+                    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+                return loss
+
+            for begin in range(0, ROWS, BATCH):
+                step(x[begin:begin + BATCH], y[begin:begin + BATCH])
+
+        for used in (optimizers[:1], optimizers[1:], optimizers):
+            trained(*used)
+    return _arrays(model, *optimizers)
+
+
 def eager(strategy):
     """Steps that run eagerly read slots whole, and keep their shards."""
     with strategy.scope():
@@ -196,7 +242,7 @@ def mixed(strategy, policy, name, **kwargs):
 
 
 def used(strategy):
-    """Weights that are used between steps in every way: whole, cast, by rows, in graphs of their own."""
+    """Weights and slots that are used between steps in every way: whole, cast, by rows, in graphs of their own."""
     keras.config.set_floatx("float32")
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     with strategy.scope():
@@ -207,14 +253,14 @@ def used(strategy):
 
     @tf.function
     def total():
-        return tf.reduce_sum(kernel)
+        return tf.reduce_sum(kernel) + tf.reduce_sum(model.optimizer.variables[2])
 
     for i in range(3):
         model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
         results += [model.evaluate(x, y, verbose=0), model.predict(x, verbose=0).sum(), model(x[:3]).numpy().sum(),
                     tf.gather(kernel, [1]).numpy().sum(), kernel.numpy().sum()]
         model.set_weights([0.5 * weight for weight in model.get_weights()])
-        if i:  # from now on, every rank holds this weight whole
+        if i:  # from now on, every rank holds these whole
             results.append(total().numpy())
     return {"results": np.array(results, "float64"), **_arrays(model, model.optimizer)}
 
@@ -228,7 +274,8 @@ MIXED = {"bfloat16-momentum": functools.partial(mixed, policy="mixed_bfloat16", 
          "used": used}
 PROGRAMS = {**{name: functools.partial(optimizer, name) for name in OPTIMIZERS},
             **{f"{name}-adam": cell for name, cell in ((w, wrappers.Wrapped(w, "adam")) for w in wrappers.WRAPPERS)},
-            **{program.__name__: program for program in (alone, gan, distributed, overlapping, recompiled, eager)},
+            **{program.__name__: program for program in (
+                alone, gan, distributed, overlapping, recompiled, looped, redivided, eager)},
             "alone-muon": functools.partial(alone, name="muon"),
             "overlapping-muon": functools.partial(overlapping, name="muon"),
             "recompiled-adafactor": functools.partial(recompiled, name="adafactor"),

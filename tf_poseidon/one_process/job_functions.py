@@ -106,7 +106,7 @@ class JobFunction:
     def hold_masters_whole(self) -> None:
         """Makes every rank hold the whole of the weights that it uses, which a graph calls that stays as it is."""
         for master in self._masters:
-            master.hold_whole(f"'{self.name}' is called in a graph of the program's own")
+            master.hold_whole()
 
     def _run_partitioned(self, graphs: RankGraphs, tensors: Sequence[tf.Tensor]) -> Any:
         # Each exchange of one function needs its own name, also if the function calls several of ours.

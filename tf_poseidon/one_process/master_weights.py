@@ -4,11 +4,7 @@ A step of one process reads and assigns the weight as any other. Where the parti
 needs it in float, all ranks hold the working copy (`working_copies.py`), and of the weight, the *master*, the elements
 that they update. Outside of steps, any rank can read it (`shard_service.py`).
 
-Until a step divides it, every rank holds the whole. So it does again, for good, when something needs all of it in each
-step: a function that cannot be partitioned, or a graph of the program's own that uses it. One that reads it may be
-traced on some ranks only: it gets the value of that time, and ranks hold the whole from their next function, epoch or
-call of `fit` on. Functions that were partitioned before are then partitioned anew; what nobody traces anew fails, since
-the resources that it reads are empty.
+Until a step divides it, every rank holds the whole.
 
 Tests: tests/training/test_sharded_update.py.
 """
@@ -21,19 +17,15 @@ import itertools
 from typing import Any
 from typing import Literal
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.partition.preparation import working_copies
-from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.job_variables.holdings import Division
 from tf_poseidon.job.job_variables.holdings import Extent
 from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.joined_job import Job
-from tf_poseidon.one_process import context
 from tf_poseidon.one_process.sharded_variables import ShardedVariable
 
 
@@ -42,20 +34,13 @@ class MasterWeight(ShardedVariable):
 
     Attributes:
         copy: Its working copy, a `tf.Variable`; None if no function has ever used one.
-        is_wanted: Whether a graph of this rank's program needs all of it, of which other ranks may not know.
     """
 
     def __init__(self, path: str, name: str, value: tf.Tensor, job: Job) -> None:
         super().__init__(path, path, value.shape, value.dtype, Initial(lambda: self._holding.read(), None), job,
                          name=name, trainable=True, distribute_strategy=tf.distribute.get_strategy())
         self.copy: tf.Variable | None = None
-        self.is_wanted = False
-        self._is_pinned = False
         self._holding.set(value, Extent.WHOLE)
-
-    @property
-    def may_hold_shard(self) -> bool:
-        return not self._is_pinned and not self.holds_shard
 
     def copy_in(self, dtype: tf.DType) -> tf.Variable:
         """Returns its working copy, which has no value before ranks hold shards."""
@@ -66,18 +51,14 @@ class MasterWeight(ShardedVariable):
     def hold_shard(self, division: Division) -> None:
         if not self.holds_shard:
             self._set_copy(self._holding.read())
-            self._job.shards.note_change()
+            self._job.shards.note_change()  # functions may know it as whole
         super().hold_shard(division)
 
-    def hold_whole(self, why: str) -> None:
-        """Makes every rank hold the whole for good; all ranks call this together."""
-        if self.holds_shard:
-            whole = ops.gather_shards(self._holding.read(), f"{self.path}/shards", self.shape, *self.division)
-            self._holding.set(whole, Extent.WHOLE)
-            tf.raw_ops.AssignVariableOp(resource=self._copy.handle, value=tf.zeros([0], self._copy.dtype))
-            self._is_updated, self.copy = False, None
-            self._job.shards.note_change()
-        self._is_pinned, self.is_wanted = True, False
+    def hold_whole(self) -> None:
+        super().hold_whole()
+        if self.copy is not None:
+            tf.raw_ops.AssignVariableOp(resource=self.copy.handle, value=tf.zeros([0], self.copy.dtype))
+            self.copy = None
 
     @tf.autograph.experimental.do_not_convert
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,19 +74,6 @@ class MasterWeight(ShardedVariable):
             return value
         super(ShardedVariable, self)._read_variable_op(*args, **kwargs)  # so that tapes watch it
         return tf.custom_gradient(lambda handle: (tf.identity(value), lambda gradient: gradient))(self.handle)
-
-    def _prepare(self, does: Literal["reads", "assigns"]) -> bool:
-        if tf.executing_eagerly():
-            return True
-        if not context.is_inside() and not self._is_pinned:
-            with tf.init_scope():
-                if does == "assigns":  # as all ranks do
-                    self.hold_whole("a graph that is not partitioned assigns it")
-                else:
-                    self.is_wanted = True
-                    if self.holds_shard:
-                        self._job.shards.lend(self._number)
-        return False
 
     @property
     def _copy(self) -> tf.Variable:
@@ -154,14 +122,6 @@ for _name in ("scatter_add", "scatter_sub", "scatter_update", "scatter_min", "sc
 def among(variables: Iterable[tf.Variable]) -> list[MasterWeight]:
     """Returns those of some variables that are masters."""
     return [variable for variable in variables if isinstance(variable, MasterWeight)]
-
-
-def hold_wanted(masters: Sequence[MasterWeight], communicator: Communicator) -> None:
-    """Makes every rank hold the whole of masters that some rank needs; all ranks call this with the same masters."""
-    if masters:
-        wanted = communicator.sum("masters/wanted", np.array([master.is_wanted for master in masters], np.int64))
-        for master in itertools.compress(masters, wanted):
-            master.hold_whole("a graph that is not partitioned reads it")
 
 
 def copy_of(variable: tf.Variable, dtype: tf.DType) -> tf.Variable:

@@ -6,19 +6,28 @@ In a function of one process such a variable is whole, as any other; the partiti
 it can. Which it is, is decided by the first partitioned function that updates it; no rank has memory for the whole of
 it before. Outside of steps, any rank can read it, which asks the others for their shards (`shard_service.py`).
 
+If something needs all of it in each step, every rank holds the whole from then on: a function that cannot be
+partitioned, or a graph of the program's own that uses it. One that reads it may be traced on some ranks only: it gets
+the value of that time, and ranks hold the whole from their next function, epoch or call of `fit` on. Functions that
+were partitioned before are then partitioned anew; what nobody traces anew fails, since the resources that it reads are
+empty.
+
 Tests: tests/training/test_sharded_update.py, tests/training/test_saving.py.
 """
 
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
+import itertools
 from typing import Any
 from typing import Literal
 
+import numpy as np
 import tensorflow as tf
 
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import GraphError
+from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.job_variables.holdings import Division
 from tf_poseidon.job.job_variables.holdings import Extent
 from tf_poseidon.job.job_variables.holdings import Holding
@@ -32,6 +41,7 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
     Attributes:
         path: Its path.
+        is_wanted: Whether a graph of this rank's program needs all of it, of which other ranks may not know.
         shard_handle: The resource of this rank's shard; `handle` is that of the whole.
     """
 
@@ -40,7 +50,9 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
         super().__init__(**{"trainable": False, "name": path.replace("/", "_")} | of_tensorflow, shape=shape,
                          dtype=dtype)
         self.path, self._job = path, job
+        self.is_wanted = False
         self._is_updated = False  # by a partitioned function, as a shard
+        self._is_pinned = False  # as the whole
         self._shard = tf_compat.uninitialized_variable()(
             trainable=False, name=f"{self.name.partition(':')[0]}_shard", shape=tf.TensorShape([None]), dtype=dtype)
         self.shard_handle = self._shard.handle
@@ -65,13 +77,13 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
     @property
     def may_hold_shard(self) -> bool:
         """Whether a function may be the first that updates its shard."""
-        return self._holding.extent is not Extent.WHOLE and not self._is_updated
+        return not self._is_pinned and not self._is_updated
 
     def hold_shard(self, division: Division) -> None:
         """Makes this rank hold its shard, for functions that update it; all ranks call this together."""
         holding = self._holding
         if holding.extent is Extent.SHARD and division != self.division:
-            self.hold_whole("it is divided anew")
+            self._gather()
         with holding.lock:
             holding.division = division
             if holding.extent is Extent.NOTHING:
@@ -82,24 +94,21 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
             self._job.shards.add_bytes(division.owner, holding.num_elements * self.dtype.size)
         self._is_updated = True
 
-    def hold_whole(self, why: str) -> None:
-        """Makes every rank hold the whole; all ranks call this together.
+    def hold_whole(self) -> None:
+        """Makes every rank hold the whole for good; all ranks call this together."""
+        if self._holding.extent is Extent.NOTHING:
+            self._holding.set(self._initial(), Extent.WHOLE)
+        elif self._holding.extent is Extent.SHARD:
+            self._gather()
+        self._is_pinned, self.is_wanted = True, False
 
-        Args:
-            why: A clause that says why this is necessary.
-
-        Raises:
-            GraphError: If a partitioned function updates shards of it.
-        """
-        if self._is_updated:
-            raise GraphError(f"Each rank updates a shard of '{self.path}', but {why}, which needs all of it; use one "
-                             "or the other, or PoseidonStrategy(shard_update=False).")
-        holding = self._holding
-        if holding.extent is Extent.NOTHING:
-            holding.set(self._initial(), Extent.WHOLE)
-        elif holding.extent is Extent.SHARD:  # which no rank has any more when it is divided anew
-            whole = ops.gather_shards(holding.read(), f"{self.path}/shards", self.shape, *self.division)
-            holding.set(whole, Extent.WHOLE)
+    def _gather(self) -> None:
+        """Makes every rank hold the whole of what they hold shards of."""
+        whole = ops.gather_shards(self._holding.read(), f"{self.path}/shards", self.shape, *self.division)
+        self._holding.set(whole, Extent.WHOLE)
+        if self._is_updated:  # by functions that know it as a shard
+            self._job.shards.note_change()
+        self._is_updated = False
 
     # ---- what tf.Variable does ----
 
@@ -148,9 +157,16 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
         """
         if tf.executing_eagerly():
             return True
-        if not context.is_inside():
+        if not context.is_inside() and not self._is_pinned:
             with tf.init_scope():
-                self.hold_whole(f"a graph that is not partitioned {does} it")
+                if does == "assigns":  # as all ranks do
+                    self.hold_whole()
+                else:
+                    self.is_wanted = True
+                    if self._holding.extent is Extent.SHARD:
+                        self._job.shards.lend(self._number, self._job.shards.whole(self._number))
+                    elif self._holding.extent is Extent.NOTHING:
+                        self._job.shards.lend(self._number, self._initial())
         return False
 
     def _initial(self) -> tf.Tensor:
@@ -177,6 +193,14 @@ def shard_handle(variable: tf.Variable) -> tf.Tensor:
 def among(variables: Iterable[tf.Variable]) -> list[ShardedVariable]:
     """Returns those of some variables that are sharded."""
     return [variable for variable in variables if isinstance(variable, ShardedVariable)]
+
+
+def hold_wanted(variables: Sequence[ShardedVariable], communicator: Communicator) -> None:
+    """Makes every rank hold the whole of variables that some rank needs; all ranks call this with the same ones."""
+    if variables:
+        wanted = communicator.sum("shards/wanted", np.array([one.is_wanted for one in variables], np.int64))
+        for variable in itertools.compress(variables, wanted):
+            variable.hold_whole()
 
 
 def count_update(variables: Iterable[tf.Variable]) -> list[tf.Operation]:

@@ -105,7 +105,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
         summands = [variable for variable in variables if job.held.holds(variable)]
         sharded = sharded_variables.among(variables)
         masters = master_weights.among(variables)
-        master_weights.hold_wanted(masters, job.communicator)
+        sharded_variables.hold_wanted(sharded, job.communicator)
         _share([variable for variable in variables if not job.held.holds(variable) and (
             not any(variable is other for other in sharded) or variable.is_whole)], job.communicator, name)
         partition_options = partitioning.PartitionOptions(
@@ -130,13 +130,13 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
             _refuse(call.name, _problem_of_ranks(problem, job.communicator, name) or str(difference), job)
             job.held.release(summands, name)
             for variable in sharded:
-                variable.hold_whole(f"'{name}' is not partitioned")
+                variable.hold_whole()
             return JobFunction(name, job, concrete, whole=whole, masters=masters)
         job.held.use(summands)
         for variable, division in zip(graphs.partition.shards, graphs.partition.divisions):
             variable.hold_shard(division)
         for variable in graphs.partition.held_whole:
-            variable.hold_whole(f"'{name}' is not computed of shards")
+            variable.hold_whole()
     verifier = _step_verifier(concrete, name, job, summands, graphs.partition.shards)
     if verifier is None:
         # The graph and its operations refer to each other where Python's collector cannot see it; it takes tens of MB.

@@ -97,12 +97,12 @@ class Holding:
         return self.whole_resource if extent is Extent.WHOLE else self.resource
 
     def lend(self, whole: tf.Tensor) -> None:
-        """Lets graphs read the whole, though this rank holds its shard."""
+        """Lets graphs read the whole, though this rank does not hold it."""
         tf.raw_ops.AssignVariableOp(resource=self.whole_resource, value=whole)
 
     def take_back(self) -> None:
         """Ends that, if the whole is not held meanwhile."""
-        if self.extent is Extent.SHARD:
+        if self.extent is not Extent.WHOLE:
             tf.raw_ops.AssignVariableOp(resource=self.whole_resource, value=tf.zeros([0], self.dtype))
 
     def assign(self, value: tf.Tensor) -> None:

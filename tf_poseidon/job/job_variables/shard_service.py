@@ -115,10 +115,9 @@ class ShardService:
             _put(whole, runs, parts[rank])
         return whole.reshape(holding.shape)
 
-    def lend(self, number: int) -> None:
+    def lend(self, number: int, whole: Any) -> None:
         """Lets graphs of this rank's program read the whole of a variable until the next step."""
-        value = tf.constant(self.whole(number))
-        self._held(number).lend(value)
+        self._held(number).lend(tf.convert_to_tensor(whole))
         self._lent.append(self._held(number))
 
     def take_back(self) -> None:

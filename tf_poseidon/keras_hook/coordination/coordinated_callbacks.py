@@ -26,7 +26,6 @@ from tf_poseidon.keras_hook.coordination import comparing
 from tf_poseidon.keras_hook.coordination import rebalancing
 from tf_poseidon.keras_hook.coordination import summary
 from tf_poseidon.keras_hook.keras_objects import optimizers
-from tf_poseidon.one_process import master_weights
 from tf_poseidon.one_process import sharded_variables
 
 _log = logging.getLogger("tf_poseidon")
@@ -214,8 +213,8 @@ def share_state(model: keras.Model, communicator: Communicator, is_expected: boo
 
 
 def _hold_wanted(model: keras.Model, communicator: Communicator) -> None:
-    """Makes every rank hold the whole of the weights that a graph of some rank's program reads."""
-    master_weights.hold_wanted(master_weights.among(map(keras_compat.value, model.trainable_variables)), communicator)
+    """Makes every rank hold the whole of the variables that a graph of some rank's program reads."""
+    sharded_variables.hold_wanted(sharded_variables.among(map(keras_compat.value, _variables(model))), communicator)
 
 
 def compare_state(model: keras.Model, when: str) -> None:
@@ -226,9 +225,14 @@ def compare_state(model: keras.Model, when: str) -> None:
 def common_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of a model and of its optimizers that are the same on all ranks."""
     held = model.distribute_strategy.extended.job.held
+    return [v for v in _variables(model) if not held.holds(value := keras_compat.value(v))
+            and (not isinstance(value, sharded_variables.ShardedVariable) or value.is_whole)]
+
+
+def _variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables of a model and of its optimizers, each of them once."""
     candidates = (*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables))
-    return list({id(v): v for v in candidates if not held.holds(value := keras_compat.value(v))
-                 and (not isinstance(value, sharded_variables.ShardedVariable) or value.is_whole)}.values())
+    return list({id(v): v for v in candidates}.values())
 
 
 def share_accumulators(model: keras.Model, communicator: Communicator) -> None:
