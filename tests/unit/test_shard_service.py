@@ -139,6 +139,16 @@ def test_rank_0_restores_for_all_ranks(ranks):
     np.testing.assert_array_equal(ranks[1].read(), VALUE)
 
 
+def test_what_rank_0_restores_is_in_working_copies(ranks):
+    for rank in ranks:
+        rank.holding.copy = tf.Variable(tf.zeros(SHAPE, tf.float16))
+    with ranks[0].service.restoring():
+        ranks[0].assign(VALUE)
+    for rank in ranks:
+        np.testing.assert_array_equal(rank.holding.copy, VALUE.astype(np.float16))
+        np.testing.assert_array_equal(rank.read(), VALUE)
+
+
 @pytest.mark.parametrize("alone", [0, 1])
 def test_all_ranks_refuse_a_variable_that_only_some_have_assigned(ranks, alone):
     ranks[alone].assign(VALUE)

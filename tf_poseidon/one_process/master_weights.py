@@ -39,18 +39,21 @@ class MasterWeight(ShardedVariable):
     def __init__(self, path: str, name: str, value: tf.Tensor, job: Job) -> None:
         super().__init__(path, path, value.shape, value.dtype, Initial(lambda: self._holding.read(), None), job,
                          name=name, trainable=True, distribute_strategy=tf.distribute.get_strategy())
-        self.copy: tf.Variable | None = None
         self._holding.set(value, Extent.WHOLE)
+
+    @property
+    def copy(self) -> tf.Variable | None:
+        return self._holding.copy
 
     def copy_in(self, dtype: tf.DType) -> tf.Variable:
         """Returns its working copy, which has no value before ranks hold shards."""
         if self.copy is None or self.copy.dtype != dtype:
-            self.copy = copy_of(self, dtype)
+            self._holding.copy = copy_of(self, dtype)
         return self.copy
 
     def hold_shard(self, division: Division) -> None:
         if not self.holds_shard:
-            self._set_copy(self._holding.read())
+            self._holding.set_copy(self._holding.read())
             self._job.shards.note_change()  # functions may know it as whole
         super().hold_shard(division)
 
@@ -58,14 +61,7 @@ class MasterWeight(ShardedVariable):
         super().hold_whole()
         if self.copy is not None:
             tf.raw_ops.AssignVariableOp(resource=self.copy.handle, value=tf.zeros([0], self.copy.dtype))
-            self.copy = None
-
-    @tf.autograph.experimental.do_not_convert
-    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super().assign(value, *args, **kwargs)
-        if tf.executing_eagerly() and self.holds_shard:
-            self._set_copy(tf.convert_to_tensor(value, self.dtype))
-        return result
+            self._holding.copy = None
 
     @tf.autograph.experimental.do_not_convert
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
@@ -74,14 +70,6 @@ class MasterWeight(ShardedVariable):
             return value
         super(ShardedVariable, self)._read_variable_op(*args, **kwargs)  # so that tapes watch it
         return tf.custom_gradient(lambda handle: (tf.identity(value), lambda gradient: gradient))(self.handle)
-
-    @property
-    def _copy(self) -> tf.Variable:
-        assert self.copy is not None, "a master that holds shards has a copy"
-        return self.copy
-
-    def _set_copy(self, value: tf.Tensor) -> None:
-        tf.raw_ops.AssignVariableOp(resource=self._copy.handle, value=tf.cast(value, self._copy.dtype))
 
     # ---- what tf.Variable does by its resource ----
 

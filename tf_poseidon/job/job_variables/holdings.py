@@ -59,6 +59,7 @@ class Holding:
         resource: The resource of this rank's shard.
         whole_resource: The resource of the whole. What is not held is an empty vector, so that a graph which still
             reads it fails.
+        copy: A variable of another type that has the whole, cast, while this rank holds its shard; None without one.
         division: How ranks divide it.
         extent: How much of it is held.
         assignments: How often the program has assigned the variable outside of steps while it was not whole.
@@ -70,6 +71,7 @@ class Holding:
                  whole_resource: tf.Tensor, layout: str) -> None:
         self.path, self.shape, self.dtype, self.initial = path, shape, dtype, initial
         self.resource, self.whole_resource = resource, whole_resource
+        self.copy: tf.Variable | None = None
         self.division = Division(layout)
         self.extent = Extent.NOTHING
         self.assignments = 0
@@ -105,8 +107,18 @@ class Holding:
         if self.extent is not Extent.WHOLE:
             tf.raw_ops.AssignVariableOp(resource=self.whole_resource, value=tf.zeros([0], self.dtype))
 
-    def assign(self, value: tf.Tensor) -> None:
-        """Holds a value that the program has assigned: its whole where the whole is held, else this rank's shard."""
+    def set_copy(self, whole: tf.Tensor) -> None:
+        """Gives the copy the value of the whole."""
+        assert self.copy is not None, "a variable without a copy needs none"
+        tf.raw_ops.AssignVariableOp(resource=self.copy.handle, value=tf.cast(whole, self.copy.dtype))
+
+    def assign(self, value: tf.Tensor, whole: tf.Tensor | None = None) -> None:
+        """Holds a value that the program has assigned.
+
+        Args:
+            value: The whole where the whole is held, else this rank's shard.
+            whole: The whole where there is a copy.
+        """
         with self.lock:
             self.former = self.read().numpy() if self.extent is Extent.SHARD else None
             if self.extent is Extent.WHOLE:  # ranks give each other rank 0's
@@ -114,3 +126,5 @@ class Holding:
             else:
                 self.set(value, Extent.SHARD)
                 self.assignments += 1
+                if self.copy is not None and whole is not None:
+                    self.set_copy(whole)

@@ -144,7 +144,7 @@ class ShardService:
             self._offered = value.numpy().reshape(-1)
             self._ask_others(_TAKE, number)
             self._offered = None
-        holding.assign(value if holding.extent is Extent.WHOLE else shard)
+        holding.assign(value if holding.extent is Extent.WHOLE else shard, value)
 
     @contextlib.contextmanager
     def restoring(self) -> Iterator[None]:
@@ -168,10 +168,10 @@ class ShardService:
         for wait in waits:
             wait()
 
-    def _ask(self, rank: int, what: str, number: int, out: np.ndarray) -> Any:
+    def _ask(self, rank: int, what: str, number: int, out: np.ndarray, whole: bool = False) -> Any:
         holding = self._held(number)
         question = _Question(what, number, int(self._updates.numpy()), holding.assignments,
-                             None if holding.extent is Extent.WHOLE else holding.division)
+                             None if whole else holding.division)
         # Errors have the first line.
         return self._communicator.ask(rank, f"{what} of {holding.path}\n{json.dumps(question)}", out)
 
@@ -258,11 +258,15 @@ class ShardService:
 
     def _taken(self, number: int, holding: Holding, peer: int) -> np.ndarray:
         """Assigns what `peer` offers."""
-        is_whole = holding.extent is Extent.WHOLE
-        size = holding.num_elements if is_whole else sum(
-            run.stop - run.start for run in self._elements(holding, holding.division)[self._communicator.rank])
-        offered = self._ask(peer, _OFFERED, number, np.empty(size, holding.dtype.as_numpy_dtype))()
-        holding.assign(tf.constant(offered.reshape(holding.shape) if is_whole else offered))
+        own = self._elements(holding, holding.division)[self._communicator.rank]
+        takes_whole = holding.extent is Extent.WHOLE or holding.copy is not None
+        size = holding.num_elements if takes_whole else sum(run.stop - run.start for run in own)
+        offered = self._ask(peer, _OFFERED, number, np.empty(size, holding.dtype.as_numpy_dtype), takes_whole)()
+        whole = tf.constant(offered.reshape(holding.shape)) if takes_whole else None
+        if holding.extent is Extent.WHOLE:
+            holding.assign(whole)
+        else:
+            holding.assign(tf.constant(_cut(offered, own) if takes_whole else offered), whole)
         holding.former = None
         return np.empty(0, np.uint8)
 
