@@ -380,18 +380,25 @@ def in_16_bits(weights):
     return tf.cast(tf.cast(weights.read_value(), tf.bfloat16), tf.float64)
 
 
+def with_zeros(weights):
+    """Zeros of the size of weights, as gradients of loops have, besides."""
+    return in_16_bits(weights) + tf.zeros(tf.raw_ops.VariableShape(input=weights.handle), tf.float64)
+
+
+@pytest.mark.parametrize("read", [in_16_bits, with_zeros])
 @pytest.mark.parametrize("update, kinds", [
     (momentum, SHARDS), (nesterov, SHARDS), (clipped, [*SHARDS, "sum", "sum"]), (guarded, [*SHARDS, "sum"]),
     (products, SHARDS), (decayed, None)], ids=lambda value: getattr(value, "__name__", ""))
-def test_new_weights_come_back_in_the_type_in_which_they_are_read(update, kinds):
-    graph, initial, done, read = make(update, in_16_bits)
+def test_new_weights_come_back_in_the_type_in_which_they_are_read(update, kinds, read):
+    graph, initial, done, values = make(update, read)
     with graph.as_default():
         tf.Variable(tf.zeros(SHAPE, tf.bfloat16), use_resource=True, name="copy")
-    names = [initial, done, *read.values()]
+    names = [initial, done, *values.values()]
     flat = inline.inline(graph.as_graph_def(), names)
     types = working_copies.types(flat, ["weights", "slot0"])
     assert types == {"weights": types_pb2.DT_BFLOAT16}
     flat = working_copies.with_copies(flat, {"weights": working_copies.Copy("copy", types["weights"])})
+    assert all(node.input[0] == "copy" for node in flat.node if node.op == "VariableShape")
     layouts = dict.fromkeys(["weights", "slot0"], "weights")
     partitioned = partition_lib.partition(flat, [initial, done], grappler.add_shapes, partition_lib.KnownVariables(
         shard_candidates=layouts, loads={0: 9, 1: 0, 2: 0} if kinds else {}))
@@ -403,7 +410,7 @@ def test_new_weights_come_back_in_the_type_in_which_they_are_read(update, kinds)
     of_assigned = ["shards"] * 2  # with initial values, which the graph has besides
     assert sorted(exchange.kind for exchange in exchanges) == sorted([*kinds, *of_assigned])
     assert {exchange.dtype for exchange in exchanges if exchange.kind == "shards"} == {types_pb2.DT_BFLOAT16}
-    _compare((graph, initial, done, read), flat, partitioned)
+    _compare((graph, initial, done, values), flat, partitioned)
 
 
 def _check(update, kinds, held, loads=None):

@@ -25,7 +25,7 @@ from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.propagate import held_summands
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 
-_READ, _ASSIGN = "ReadVariableOp", "AssignVariableOp"
+_READ, _ASSIGN, _SHAPE = "ReadVariableOp", "AssignVariableOp", "VariableShape"
 # The ops through which a resource reaches branches and loops that only use it.
 _HANDED_ON = ("Identity", "Switch", "Enter")
 
@@ -63,7 +63,7 @@ def types(graph_def: graph_pb2.GraphDef, names: Iterable[str]) -> dict[str, int]
         if node.op == _READ:
             found[source] |= {cast.attr["DstT"].type for cast in _casts(graph, node)}
         elif _steps_to(graph, graph.inputs(node)[0], source) is None:
-            found[source] |= set(graph_lib.HALVES)  # an assignment that a copy could not follow
+            found[source] |= set(graph_lib.HALVES)  # a use that a copy could not follow
     return {name: dtypes.pop() for name, dtypes in sorted(found.items()) if len(dtypes) == 1}
 
 
@@ -95,7 +95,10 @@ def with_copies(graph_def: graph_pb2.GraphDef, copies: Mapping[str, Copy]) -> gr
                 identity = _node(cast.name, "Identity", [of_copy.name, *graph_lib.control_inputs(cast)], cast)
                 identity.attr["T"].type = copy.dtype
                 written[cast.name] = [identity]
-        elif node.op != _READ and node.name not in replaced:
+        elif node.op == _SHAPE and steps is not None:  # of zeros that gradients of loops begin with
+            written[node.name] = [_same(node, node.name)]
+            written[node.name][0].input[0] = _resource(steps, copy, resources)
+        elif node.op in held_summands.TAKES and node.name not in replaced:
             if steps is None:
                 raise GraphError(f"Variable '{source}' is assigned by '{node.name}' in a loop that assigns it in each "
                                  "round, expected once in a step; assign it behind the loop.")
@@ -107,11 +110,11 @@ def with_copies(graph_def: graph_pb2.GraphDef, copies: Mapping[str, Copy]) -> gr
 
 
 def _uses(graph: graph_lib.Graph, names: Iterable[str]) -> list[tuple[node_def_pb2.NodeDef, str]]:
-    """Returns (node, name of the variable's node) of each read and assignment of some variables."""
+    """Returns (node, name of the variable's node) of each read, assignment and shape of some variables."""
     names = set(names)
     uses = []
     for node in graph.graph_def.node if names else ():
-        if node.op == _READ or node.op in held_summands.TAKES:
+        if node.op in (_READ, _SHAPE, *held_summands.TAKES):
             source = variables_lib.source(graph, graph.inputs(node)[0])
             if source in names:
                 uses.append((node, source))
@@ -122,7 +125,7 @@ def _assigned_again(graph: graph_lib.Graph, uses: Iterable[tuple[node_def_pb2.No
     """Returns the names of assignments whose value nothing casts before the same resource is assigned once more."""
     of_resources = collections.defaultdict[str, list[node_def_pb2.NodeDef]](list)
     for node, _ in uses:
-        if node.op != _READ:
+        if node.op in held_summands.TAKES:
             of_resources[graph.inputs(node)[0]].append(node)
     casting = {node.name for node, _ in uses if node.op == _READ and _casts(graph, node)}
     found = set()
