@@ -1,7 +1,10 @@
 """Two ranks in this process: each reads shards of the other, which answers when it has come as far."""
 
+import gc
 import threading
 import time
+import types
+import weakref
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from tf_poseidon.job.job_variables.holdings import Extent
 from tf_poseidon.job.job_variables.holdings import Holding
 from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.job_variables.shard_service import ShardService
+from tf_poseidon.one_process import master_weights
 from tf_poseidon.options import JobOptions
 
 SHAPE = (40, 50)  # in several KV pairs
@@ -147,6 +151,15 @@ def test_what_rank_0_restores_is_in_working_copies(ranks):
     for rank in ranks:
         np.testing.assert_array_equal(rank.holding.copy, VALUE.astype(np.float16))
         np.testing.assert_array_equal(rank.read(), VALUE)
+
+
+def test_a_weight_is_freed_with_its_model(ranks):
+    job = types.SimpleNamespace(shards=ranks[0].service)
+    weight = master_weights.MasterWeight("kernel", "kernel", tf.zeros(SHAPE), job)
+    is_alive = weakref.ref(weight)
+    del weight
+    gc.collect()
+    assert is_alive() is None
 
 
 @pytest.mark.parametrize("alone", [0, 1])

@@ -22,6 +22,7 @@ from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.partition.preparation import working_copies
+from tf_poseidon.job.job_variables import holdings
 from tf_poseidon.job.job_variables.holdings import Division
 from tf_poseidon.job.job_variables.holdings import Extent
 from tf_poseidon.job.job_variables.holdings import Initial
@@ -37,8 +38,8 @@ class MasterWeight(ShardedVariable):
     """
 
     def __init__(self, path: str, name: str, value: tf.Tensor, job: Job) -> None:
-        super().__init__(path, path, value.shape, value.dtype, Initial(lambda: self._holding.read(), None), job,
-                         name=name, trainable=True, distribute_strategy=tf.distribute.get_strategy())
+        super().__init__(path, path, value.shape, value.dtype, Initial(_never, None), job, name=name, trainable=True,
+                         distribute_strategy=tf.distribute.get_strategy())
         self._holding.set(value, Extent.WHOLE)
 
     @property
@@ -60,7 +61,7 @@ class MasterWeight(ShardedVariable):
     def hold_whole(self) -> None:
         super().hold_whole()
         if self.copy is not None:
-            tf.raw_ops.AssignVariableOp(resource=self.copy.handle, value=tf.zeros([0], self.copy.dtype))
+            tf.raw_ops.AssignVariableOp(resource=self.copy.handle, value=holdings.nothing(self.copy.dtype))
             self._holding.copy = None
 
     @tf.autograph.experimental.do_not_convert
@@ -86,6 +87,10 @@ class MasterWeight(ShardedVariable):
     def _is_apart(self, does: Literal["reads", "assigns"]) -> bool:
         """Prepares for what the program's code does; returns whether that cannot use its resource."""
         return self._prepare(does) and not self.is_whole
+
+
+def _never() -> tf.Tensor:
+    raise AssertionError("a weight has a value as soon as it is made")
 
 
 def _scattering(name: str) -> Callable[..., Any]:

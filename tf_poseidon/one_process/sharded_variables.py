@@ -9,8 +9,8 @@ it before. Outside of steps, any rank can read it, which asks the others for the
 If something needs all of it in each step, every rank holds the whole from then on: a function that cannot be
 partitioned, or a graph of the program's own that uses it. One that reads it may be traced on some ranks only: it gets
 the value of that time, and ranks hold the whole from their next function, epoch or call of `fit` on. Functions that
-were partitioned before are then partitioned anew; what nobody traces anew fails, since the resources that it reads are
-empty.
+were partitioned before are then partitioned anew; what nobody traces anew fails, since the resources that it reads have
+nothing.
 
 Tests: tests/training/test_sharded_update.py, tests/training/test_saving.py.
 """

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+# In the resource of what is not held: a graph that still reads it fails, or computes what is not a number.
+_NOTHING = [np.nan, np.nan]
+
 
 class Extent(enum.Enum):
     """How much of a variable a rank holds."""
@@ -57,8 +60,7 @@ class Holding:
         dtype: Its dtype.
         initial: Its `Initial`.
         resource: The resource of this rank's shard.
-        whole_resource: The resource of the whole. What is not held is an empty vector, so that a graph which still
-            reads it fails.
+        whole_resource: The resource of the whole.
         copy: A variable of another type that has the whole, cast, while this rank holds its shard; None without one.
         division: How ranks divide it.
         extent: How much of it is held.
@@ -93,7 +95,7 @@ class Holding:
             former, self.extent = self.extent, extent
             tf.raw_ops.AssignVariableOp(resource=self._resource(extent), value=value)
             if former not in (extent, Extent.NOTHING):
-                tf.raw_ops.AssignVariableOp(resource=self._resource(former), value=tf.zeros([0], self.dtype))
+                tf.raw_ops.AssignVariableOp(resource=self._resource(former), value=nothing(self.dtype))
 
     def _resource(self, extent: Extent) -> tf.Tensor:
         return self.whole_resource if extent is Extent.WHOLE else self.resource
@@ -105,7 +107,7 @@ class Holding:
     def take_back(self) -> None:
         """Ends that, if the whole is not held meanwhile."""
         if self.extent is not Extent.WHOLE:
-            tf.raw_ops.AssignVariableOp(resource=self.whole_resource, value=tf.zeros([0], self.dtype))
+            tf.raw_ops.AssignVariableOp(resource=self.whole_resource, value=nothing(self.dtype))
 
     def set_copy(self, whole: tf.Tensor) -> None:
         """Gives the copy the value of the whole."""
@@ -128,3 +130,8 @@ class Holding:
                 self.assignments += 1
                 if self.copy is not None and whole is not None:
                     self.set_copy(whole)
+
+
+def nothing(dtype: tf.DType) -> tf.Tensor:
+    """Returns what the resource of a variable has that is not held."""
+    return tf.cast(_NOTHING, dtype)

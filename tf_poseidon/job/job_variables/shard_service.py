@@ -122,8 +122,9 @@ class ShardService:
 
     def take_back(self) -> None:
         """Ends that, before shards change."""
-        for holding in self._lent:
-            holding.take_back()
+        with tf.init_scope():  # also while a graph is traced
+            for holding in self._lent:
+                holding.take_back()
         self._lent.clear()
 
     def initial(self, number: int) -> np.ndarray:
