@@ -76,15 +76,15 @@ class MasterWeight(ShardedVariable):
 
     @tf.autograph.experimental.do_not_convert
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        return tf.gather(self.read_value(), indices, name=name) if self._is_apart("reads") else super().sparse_read(
+        return tf.gather(self.read_value(), indices, name=name) if self.is_apart("reads") else super().sparse_read(
             indices, name)
 
     @tf.autograph.experimental.do_not_convert
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        return tf.gather_nd(self.read_value(), indices, name=name) if self._is_apart("reads") else super().gather_nd(
+        return tf.gather_nd(self.read_value(), indices, name=name) if self.is_apart("reads") else super().gather_nd(
             indices, name)
 
-    def _is_apart(self, does: Literal["reads", "assigns"]) -> bool:
+    def is_apart(self, does: Literal["reads", "assigns"]) -> bool:
         """Prepares for what the program's code does; returns whether that cannot use its resource."""
         return self._prepare(does) and not self.is_whole
 
@@ -97,7 +97,7 @@ def _scattering(name: str) -> Callable[..., Any]:
     """Returns a method that changes some rows."""
     @tf.autograph.experimental.do_not_convert
     def scatter(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_apart("assigns"):
+        if not self.is_apart("assigns"):
             return getattr(super(MasterWeight, self), name)(*args, **kwargs)
         whole = copy_of(self, self.dtype)
         tf.raw_ops.AssignVariableOp(resource=whole.handle, value=self.read_value())

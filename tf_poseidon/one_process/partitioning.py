@@ -316,8 +316,8 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         if len(left) == len(known.shard_candidates):
             break
         known = dataclasses.replace(known, shard_candidates=left)
-    divisions = [(variables[name], holdings.Division(layout, partitioned.owners.get(layout, -1)))
-                 for name, layout in partitioned.shards.items()]
+    divisions = [(variable, holdings.Division(layout, partitioned.owners.get(layout, -1)))
+                 for name, variable in variables.items() if (layout := partitioned.shards.get(name)) is not None]
     held_whole = tuple(variable for name, variable in sharded.items() if name not in partitioned.shards
                        and (name in copies.updated or not _is_master(variable)))
     results = None if cut is None else late_results.LateResults(traced, cut, [
