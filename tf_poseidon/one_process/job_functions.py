@@ -1,6 +1,7 @@
 """Functions of one process, as the ranks of a job run them.
 
-Tests: tests/training/test_distribution.py, tests/training/test_overlapping.py, tests/training/test_verify.py.
+Tests: tests/unit/test_job_functions.py, tests/training/test_distribution.py, tests/training/test_overlapping.py,
+tests/training/test_verify.py.
 """
 
 from collections.abc import Callable
@@ -127,14 +128,19 @@ class Renewed:
         """Makes the function by `make`, for the first time."""
         self._make, self._job = make, job
         self._function, self._changes = make(), job.shards.changes
+        self._is_new = True  # it has no graph
 
     def __call__(self, *args: Any) -> Any:
-        self._job.shards.take_back()
-        if self._changes != self._job.shards.changes:
-            self._function = self._make()
+        shards = self._job.shards
+        shards.take_back()
+        if self._changes != shards.changes:
+            self._function, self._is_new = self._make(), True
+        before = shards.changes
         with context.renewing():
             result = self._function(*args)
-        self._changes = self._job.shards.changes  # those that its own trace has made are in it
+        # A trace of its own has made changes: that one has them, others of the same function have not.
+        self._changes = shards.changes if self._is_new else before
+        self._is_new = False
         return result
 
 

@@ -132,16 +132,18 @@ class Steps:
         Raises:
             tf.errors.OutOfRangeError: If there is no batch.
         """
-        on_next = self._next.get(function)
-        if on_next is None or self._changes != self._job.shards.changes:
-            on_next = _OnNext(
+        shards = self._job.shards
+        if self._changes != shards.changes:
+            self._next.clear()
+        self._changes, is_new = shards.changes, function not in self._next
+        if is_new:
+            self._next[function] = _OnNext(
                 lambda call: self._job_function(function, call, tracing.ResultForm.READ_LATER), function)
+        on_next = self._next[function]
         with context.renewing():
             concrete, job_function = on_next.of(iterator, strategy)
-        if self._changes != self._job.shards.changes:
-            self._changes = self._job.shards.changes
-            self._next.clear()
-        self._next[function] = on_next
+        if is_new and self._changes != shards.changes:  # its only graph has the changes that its trace has made
+            self._next, self._changes = {function: on_next}, shards.changes
         job_function.prepare()
         returned, _ = concrete(iterator)
         return job_function.pending(returned, 1)
