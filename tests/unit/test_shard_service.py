@@ -6,6 +6,7 @@ import time
 import types
 import weakref
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -160,6 +161,15 @@ def test_a_weight_is_freed_with_its_model(ranks):
     del weight
     gc.collect()
     assert is_alive() is None
+
+
+def test_a_weight_is_wanted_by_graphs_that_run(ranks):
+    weight = master_weights.MasterWeight("kernel", "kernel", tf.zeros(SHAPE), types.SimpleNamespace(
+        shards=ranks[0].service))
+    keras.layers.Lambda(lambda x: x @ weight.read_value())(keras.Input((SHAPE[0],)))
+    assert not weight.is_wanted
+    tf.function(weight.read_value).get_concrete_function()
+    assert weight.is_wanted
 
 
 @pytest.mark.parametrize("alone", [0, 1])

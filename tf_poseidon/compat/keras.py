@@ -48,6 +48,7 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
         ("reduce_lr_on_plateau", "ReduceLROnPlateau.cooldown_counter"))),
     Name("keras.src.trainers.trainer", "Trainer._symbolic_build", "restore metrics before the first step",
          ("self", "iterator", "data_batch")),
+    Name("keras.src.backend.common.symbolic_scope", "in_symbolic_scope", "divide weights of layers of any class"),
     Name("keras.src.trainers.trainer", "Trainer._should_eval", _PAST, ("self", "epoch", "validation_freq")),
     Name("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer._eval_epoch_iterator", _PAST),
     Name("keras.src.trainers.data_adapters.tf_dataset_adapter", "TFDatasetAdapter._dataset", _PAST),
@@ -81,6 +82,11 @@ def reads_logs_at_end(model: Any) -> bool:
 def value(variable: Any) -> "tf.Variable":
     """Returns the `tf.Variable` of a Keras variable."""
     return variable._value
+
+
+def is_symbolic() -> bool:
+    """Whether Keras calls layers for the shapes of their outputs alone, in a graph that never runs."""
+    return bool(TABLE["symbolic_scope.in_symbolic_scope"]())
 
 
 def strategy_of(optimizer: Any) -> "tf.distribute.Strategy":

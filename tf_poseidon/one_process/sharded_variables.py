@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.job_variables.holdings import Division
@@ -157,16 +158,18 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
         """
         if tf.executing_eagerly():
             return True
-        if not context.is_inside() and not self._is_pinned:
-            with tf.init_scope():
-                if does == "assigns":  # as all ranks do
-                    self.hold_whole()
-                else:
-                    self.is_wanted = True
-                    if self._holding.extent is Extent.SHARD:
-                        self._job.shards.lend(self._number, self._job.shards.whole(self._number))
-                    elif self._holding.extent is Extent.NOTHING:
-                        self._job.shards.lend(self._number, self._initial())
+        if context.is_inside() or self._is_pinned or keras_compat.is_symbolic():
+            return False
+        is_in_run = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        with tf.init_scope():
+            if is_in_run or does == "assigns":  # as all ranks do
+                self.hold_whole()
+            else:
+                self.is_wanted = True
+                if self._holding.extent is Extent.SHARD:
+                    self._job.shards.lend(self._number, self._job.shards.whole(self._number))
+                elif self._holding.extent is Extent.NOTHING:
+                    self._job.shards.lend(self._number, self._initial())
         return False
 
     def _initial(self) -> tf.Tensor:
