@@ -18,6 +18,7 @@ from tf_poseidon.job.job_variables.holdings import Extent
 from tf_poseidon.job.job_variables.holdings import Holding
 from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.job_variables.shard_service import ShardService
+from tf_poseidon.keras_hook.keras_objects import sharded_slots
 from tf_poseidon.one_process import master_weights
 from tf_poseidon.options import JobOptions
 
@@ -170,6 +171,16 @@ def test_a_weight_is_wanted_by_graphs_that_run(ranks):
     assert not weight.is_wanted
     tf.function(weight.read_value).get_concrete_function()
     assert weight.is_wanted
+
+
+@pytest.mark.parametrize("options, is_master", [({}, True), ({"trainable": False}, False), ({"dtype": "int32"}, False),
+                                                ({"aggregation": "mean"}, False)])
+def test_masters_are_trained_in_float(ranks, monkeypatch, options, is_master):
+    job = types.SimpleNamespace(shards=ranks[0].service, new_variables=types.SimpleNamespace(add=lambda weight: None))
+    monkeypatch.setattr(sharded_slots, "_job", lambda: job)
+    variable = keras.Variable("zeros", SHAPE, **{"dtype": "float32"} | options)
+    value = sharded_slots.variable_for(variable, lambda: tf.zeros(SHAPE))
+    assert isinstance(value, master_weights.MasterWeight) == is_master
 
 
 @pytest.mark.parametrize("alone", [0, 1])

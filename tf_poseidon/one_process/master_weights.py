@@ -6,7 +6,7 @@ that they update. Outside of steps, any rank can read it (`shard_service.py`).
 
 Until a step divides it, every rank holds the whole.
 
-Tests: tests/training/test_sharded_update.py.
+Tests: tests/unit/test_shard_service.py, tests/training/test_sharded_update.py.
 """
 
 from collections.abc import Callable

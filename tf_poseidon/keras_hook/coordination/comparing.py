@@ -18,6 +18,7 @@ from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import JobError
 from tf_poseidon.job import agreement
 from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.one_process.master_weights import MasterWeight
 
 # Calls of a training function from one comparison to the next: rare enough that the cost is negligible.
 EVERY = 1000
@@ -72,6 +73,12 @@ def differ_from_rank_0(variables: Sequence[keras.Variable], communicator: Commun
     if not variables:
         return np.zeros([0], np.int64)
     # For hundreds of variables three times as fast as to convert each to a tensor.
-    values = [tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in map(keras_compat.value, variables)]
+    values = [tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in map(_held_by_all, variables)]
     own_digests = ops.digests(values).numpy()
     return (own_digests != communicator.broadcast("state/digests", own_digests)).astype(np.int64)
+
+
+def _held_by_all(variable: keras.Variable) -> tf.Variable:
+    """Returns what all ranks hold of a variable: itself, or its working copy."""
+    value = keras_compat.value(variable)
+    return value.copy if isinstance(value, MasterWeight) and value.holds_shard else value

@@ -26,6 +26,7 @@ from tf_poseidon.keras_hook.coordination import comparing
 from tf_poseidon.keras_hook.coordination import rebalancing
 from tf_poseidon.keras_hook.coordination import summary
 from tf_poseidon.keras_hook.keras_objects import optimizers
+from tf_poseidon.one_process import master_weights
 from tf_poseidon.one_process import sharded_variables
 
 _log = logging.getLogger("tf_poseidon")
@@ -219,7 +220,9 @@ def _hold_wanted(model: keras.Model, communicator: Communicator) -> None:
 
 def compare_state(model: keras.Model, when: str) -> None:
     """Ends the job if state differs that must be the same on all ranks; `when` describes the time of the check."""
-    comparing.compare(model, common_variables(model), when)
+    copied = [v for v in model.variables if isinstance(value := keras_compat.value(v), master_weights.MasterWeight)
+              and value.holds_shard]
+    comparing.compare(model, [*common_variables(model), *copied], when)
 
 
 def common_variables(model: keras.Model) -> list[keras.Variable]:

@@ -4,7 +4,7 @@ Those of another shape may be one rank's, where one alone updates the trained va
 
 Accumulated gradients are not among them: they hold summands (job/job_variables/held_variables.py).
 
-Tests: tests/training/test_sharded_update.py.
+Tests: tests/unit/test_shard_service.py, tests/training/test_sharded_update.py.
 """
 
 from collections.abc import Callable
@@ -88,10 +88,13 @@ def variable_for(variable: keras.Variable, value: Any) -> Any:
 
 
 def _weight_for(variable: keras.Variable, value: Any) -> Any:
-    """Returns what a variable of a model is initialised with: a `MasterWeight` if it is trained in float."""
+    """Returns what a variable of a model is initialised with: a `MasterWeight` if it is trained in float.
+
+    Not one that ranks aggregate when they assign it.
+    """
     job = _job()
     if job is None or not variable.trainable or isinstance(value, tf.Variable) or not tf.executing_eagerly() or (
-            variable.dtype not in _MASTERS):
+            variable.dtype not in _MASTERS or variable.aggregation != "none"):
         return value
     weight = MasterWeight(variable.path, variable.name, tf.cast(value() if callable(value) else value, variable.dtype),
                           job)
