@@ -108,6 +108,7 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
     Name(_ONE_DEVICE, "OneDeviceExtended._in_multi_worker_mode", _OVERRIDE, ("self",)),
     Name(_ONE_DEVICE, "OneDeviceExtended._local_results", _OVERRIDE, ("self", "value")),
     Name(_DISTRIBUTE, "StrategyExtendedV1._use_merge_call", _OVERRIDE, ("self",)),
+    Name(_DISTRIBUTE, "_DefaultDistributionExtended._retrace_functions_for_each_device", _OVERRIDE),
     Name(_ONE_DEVICE, "OneDeviceExtended._create_variable", _OVERRIDE, ("self", "next_creator", "kwargs")),
     Name(_ONE_DEVICE, "OneDeviceExtended._call_for_each_replica", _OVERRIDE, ("self", "fn", "args", "kwargs")),
     Name(_DISTRIBUTE, "StrategyExtendedV2._replica_ctx_all_reduce", _OVERRIDE,
