@@ -1,7 +1,6 @@
 """Functions of one process, as the ranks of a job run them.
 
-Tests: tests/unit/test_job_functions.py, tests/training/test_distribution.py, tests/training/test_overlapping.py,
-tests/training/test_verify.py.
+Tests: tests/unit/test_job_functions.py, tests/training/test_distribution.py, tests/training/test_verify.py.
 """
 
 from collections.abc import Callable
