@@ -6,6 +6,8 @@ import numpy as np
 import partitioning
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import grappler
@@ -368,6 +370,21 @@ def test_updates_that_wait_for_no_rank_are_found(update, loads):
     found = early_updates.find(partitioned.graph_def, partitioned.shards)
     # Slots of two of these use no gradient.
     assert found == (partitioned.shards.keys() if update in (early, decayed, of_the_same) else set())
+    delayed = early_updates.delayed(partitioned.graph_def, partitioned.shards)
+    assert early_updates.find(delayed, partitioned.shards) == set()
+
+
+@pytest.mark.parametrize("depends", [False, True])
+def test_updates_wait_for_gradients_that_do_not_depend_on_them(depends):
+    nodes = [("v", "VarHandleOp", []), ("x", "Placeholder", []), ("update", "AssignVariableOp", ["v", "x"]),
+             ("gradient", "ReadVariableOp", ["v", *["^update"] * depends]),
+             ("scatter", "PoseidonReduceScatter", ["gradient", "x"])]
+    graph_def = graph_pb2.GraphDef(node=[node_def_pb2.NodeDef(name=name, op=op, input=inputs)
+                                         for name, op, inputs in nodes])
+    graph_def.node[-1].attr["layout"].s = b"weights"
+    delayed = early_updates.delayed(graph_def, {"v": "weights"})
+    assert early_updates.find(delayed, {"v"}) == ({"v"} if depends else set())
+    assert list(delayed.node[2].input) == ["v", "x", *["^scatter"] * (not depends)]
 
 
 def _layouts(update, names):
