@@ -122,6 +122,8 @@ class ShardService:
 
     def take_back(self) -> None:
         """Ends that, before shards change."""
+        if not self._lent:  # as in nearly every step
+            return
         with tf.init_scope():  # also while a graph is traced
             for holding in self._lent:
                 holding.take_back()
