@@ -236,8 +236,7 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
     # contents, so graphs that are traced later use the same names.
     graph_def = functions.with_own_functions(graph_def, f"_partitioned{in_process}")
     return Partition(
-        _FIRST_NUMBER + in_process, options, Interface.of(
-            traced, partitioned, results, shards, parts.copies),
+        _FIRST_NUMBER + in_process, options, Interface.of(traced, partitioned, results, shards, parts.copies),
         graph_def.SerializeToString(), partitioned.fetches, row_outputs=partitioned.own, results=results, report=report,
         agreement_text=agreement_text, shards=shards, divisions=tuple(division for _, division in parts.divisions),
         held_whole=parts.held_whole, has_sites=bool(markers),

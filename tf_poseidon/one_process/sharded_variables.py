@@ -119,9 +119,7 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
     @tf.autograph.experimental.do_not_convert
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        if not self._prepare("reads"):
-            return super()._read_variable_op(*args, **kwargs)
-        if self.is_whole:
+        if not self._prepare("reads") or self.is_whole:
             return super()._read_variable_op(*args, **kwargs)
         return self._initial() if self._holding.extent is Extent.NOTHING else tf.constant(
             self._job.shards.whole(self._number))
