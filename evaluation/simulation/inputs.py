@@ -146,7 +146,7 @@ class System:
         exchange: "plan" (ours, by a plan), "ring" (all-reduce), "whole" (each tensor on one server; values
             are pulled when all values of the step are updated) or "adam" (factors to one server and the
             matrix back; the rest over KV pairs).
-        policy: For "plan": the policy that makes the plan.
+        policy, pins: For "plan": the policy that makes the plan, and what is decided before it.
         overlap: Whether gradients travel during backpropagation.
         order: "fifo", or "priority": what the forward pass needs first is sent first.
         steps: How many steps overlap until all gradients must have arrived: between two barriers. 0 for no barrier.
@@ -168,6 +168,7 @@ class System:
     balance: str = "round_robin"
     buffer_bytes: float = 0
     cycle_seconds: float = 0.0
+    pins: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self):
         for name, allowed in (("exchange", ("plan", "ring", "whole", "adam")),
@@ -185,6 +186,7 @@ SYSTEMS = {
     "poseidon-paper": System(policy="paper"),
     "poseidon-ps": System(policy="ps"),
     "poseidon-sfb": System(policy="sfb"),
+    "poseidon-hfb": System(policy="ps", pins=(("*", planning.HFB),)),
     "wfbp": System(policy="ps"),  # Caffe+WFBP and TF+WFBP of the paper
     "ps": System(policy="ps", overlap=False),  # Caffe+PS of the paper
     "ring": System("ring"),

@@ -112,7 +112,7 @@ def make_plan(work, machines, system):
                                   needed=None if (needed := work.needed(site)) is None else scale * needed)
               for site in work.sites]
     exchanges = [dataclasses.replace(e, operations=scale * e.operations) for e in work.exchanges]
-    planner = planning.Planner(cluster, system.policy, merge=system.merge)
+    planner = planning.Planner(cluster, system.policy, system.pins, system.merge)
     plan = planner.plan(scaled, scale * work.operations, exchanges, system.steps or STEADY)
     groups = {exchange.site: exchange.group for exchange in plan.exchanges}
     return dataclasses.replace(plan, sites=work.sites, operations=work.operations, exchanges=tuple(
