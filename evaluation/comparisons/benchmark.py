@@ -73,6 +73,7 @@ _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Real rate of a node's l
                                 "evaluation/clusters/emulated_cluster.py, or the measured one, by default.")
 _KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "Same as in PoseidonStrategy, before shrinking.")
 _RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", None, "As of PoseidonStrategy.", lower_bound=1)
+_DEDICATED = flags.DEFINE_integer("dedicated_servers", 0, "As of PoseidonStrategy.", lower_bound=0)
 _TIMELINE = flags.DEFINE_string("timeline", None, "File for a Chrome trace of some steps of the first of our "
                                 "systems; a table says where they went.")
 _JSON = output.json_flag()
@@ -99,6 +100,14 @@ def check_flags(names):
     if kind == "real" and (_DILATION.value, _SHRINK.value, _ZEROS.value, _MIXED.value) != (1, 1, False, False):
         raise app.UsageError("--dilation, --shrink, --zeros and --mixed change an emulation, but --compute=real; use "
                              "--compute=emulated:PROFILE.")
+    emulated_only = [name for name in names if name.endswith("+shards")]
+    if kind == "real" and emulated_only:
+        raise app.UsageError(f"--system has '{emulated_only[0]}', which can be emulated only, but --compute=real; use "
+                             "--compute=emulated:PROFILE.")
+    others = [name for name in names if name.partition("+")[0] in systems_lib.PEERS]
+    if _DEDICATED.value and others:
+        raise app.UsageError(f"--dedicated_servers={_DEDICATED.value}, but --system has '{others[0]}', which trains on "
+                             "all ranks; compare them in jobs of their own.")
     missing = [name for name in names if name.startswith("horovod") and "horovod" not in peers.names()]
     if missing:
         raise app.UsageError(f"--system has '{missing[0]}', but Horovod is not installed; run "
@@ -155,7 +164,8 @@ def main(_):
                  if _is_mpi() and any(name.partition("+")[0] == peer for name in names)}
     kv_pair_bytes = max(4096, int(_KV_PAIR_BYTES.value / _SHRINK.value) // 8 * 8)
     strategy = poseidon.PoseidonStrategy("ps", timeout_s=600, kv_pair_bytes=kv_pair_bytes,
-                                         ranks_per_node=_RANKS_PER_NODE.value)
+                                         ranks_per_node=_RANKS_PER_NODE.value,
+                                         dedicated_servers=_DEDICATED.value)
     communicator = runtime.communicator()
     if communicator is None:
         raise SystemExit("This is a single process, expected several that exchange gradients; start it with "

@@ -1,11 +1,12 @@
 """The systems of a benchmark: ways to train the same model on several ranks, each with its own step.
 
-poseidon, poseidon-ps, poseidon-sfb and poseidon-paper are this project, by policy; horovod is Horovod over Gloo
-with one HorovodAllreduce per gradient, and mwms is TensorFlow's ring with one CollectiveReduceV2 for all
-gradients, concatenated as in MultiWorkerMirroredStrategy. With "+merge" small messages of ours wait for each
-other; with "+overlap" eight steps are one function, in which they overlap; with "+zeros" factors travel with
-their zeros. With "+wide" gradients travel as they are after a cast. With "+enable" the other two exchange
-factors as after poseidon.enable(). single exchanges nothing.
+poseidon, poseidon-ps, poseidon-sfb and poseidon-paper are this project, by policy, and poseidon-hfb by half factors
+wherever possible; horovod is Horovod over Gloo with one HorovodAllreduce per gradient, and mwms is TensorFlow's ring
+with one CollectiveReduceV2 for all gradients, concatenated as in MultiWorkerMirroredStrategy. With "+merge" small
+messages of ours wait for each other; with "+overlap" eight steps are one function, in which they overlap; with "+zeros"
+factors travel with their zeros. With "+wide" gradients travel as they are after a cast. With "+shards", which can be
+emulated only, each rank updates a part of each variable, and what comes back are new weights. With "+enable" the other
+two exchange factors as after poseidon.enable(). single exchanges nothing.
 
 For models with batch normalisation, only ours also average the moving statistics over all ranks, as Keras' `fit`
 does under PoseidonStrategy: some more messages in each step.
@@ -22,16 +23,20 @@ import tensorflow as tf
 from evaluation.workloads import emulation
 from evaluation.workloads import zoo
 from tf_poseidon import grappler
+from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import session
 from tf_poseidon.job import agreement
 from tf_poseidon.job import runtime
 
-POLICIES = {"poseidon": "auto", "poseidon-ps": "ps", "poseidon-sfb": "sfb", "poseidon-paper": "paper"}
+# Ours: a policy, and pins.
+POLICIES = {"poseidon": ("auto", ()), "poseidon-ps": ("ps", ()), "poseidon-sfb": ("sfb", ()),
+            "poseidon-hfb": ("ps", (("*", planning.HFB),)), "poseidon-paper": ("paper", ())}
 PEERS = ("horovod", "mwms")
 SINGLE = "single"
 OVERLAPPING = 8  # steps in one function
-NAMES = (SINGLE, *(name + suffix for name in POLICIES for suffix in ("", "+merge", "+overlap", "+zeros", "+wide")),
+NAMES = (SINGLE, *(name + suffix for name in POLICIES
+                   for suffix in ("", "+merge", "+overlap", "+zeros", "+wide", "+shards")),
          *(name + suffix for name in PEERS for suffix in ("", "+enable")))
 
 
@@ -157,9 +162,24 @@ class EmulatedReplica:
         """Returns the gradients summed over all ranks by a strategy."""
         return strategy.synchronize(gradients, self.variables)
 
+    def update_shards(self, gradients, strategy):
+        """Returns new weights, in the type that gradients are cast from; of products the gradients, summed as above.
+
+        A rank's shard of a weight is that of the sum: as if it had been 0, and the rate of SGD -1.
+        """
+        results = []
+        for variable, gradient, is_product in zip(self.variables, gradients, self._model.are_products, strict=True):
+            if is_product:  # as with shard_update where factors travel
+                results += strategy.synchronize([gradient], [variable])
+                continue
+            own = ops.reduce_scatter(gradient, variable.path, variable.path, shape=variable.shape)
+            results.append(ops.gather_shards(tf.cast(own, self._model.gradient_type),
+                                             emulation.SHARDS + variable.path, variable.shape, variable.path))
+        return results
+
     def apply(self, gradients):
         """Waits for all gradients; returns the minimum and maximum of each, sampled every 4 KiB."""
-        samples = [tf.reshape(gradient, [-1])[::1024] for gradient in gradients]
+        samples = [tf.cast(tf.reshape(gradient, [-1])[::1024], tf.float32) for gradient in gradients]
         return tf.stack([[tf.reduce_min(sample), tf.reduce_max(sample)] for sample in samples])
 
     def check(self, result, plan, communicator, reference):
@@ -169,7 +189,8 @@ class EmulatedReplica:
         them has checked that all rows were there.
         """
         del communicator, reference
-        expected_products = sum(d.scheme == "sfb" and not d.leader for d in plan.decisions) if plan else 0
+        of_factors = planning.SFB, planning.HFB
+        expected_products = sum(d.scheme in of_factors and not d.leader for d in plan.decisions) if plan else 0
         products = 0
         for variable, (least, largest), own in zip(self.variables, np.asarray(result), self._model.values,
                                                    strict=True):
@@ -213,12 +234,14 @@ def _make(name, replica, cluster, strategy, libraries):
         comparison = agreement.CommunicatorComparison(runtime.communicator()) if writer.has_to_agree else None
         if suffix == "wide":
             writer = type("Wide", (writer,), {"sums_narrow": False})
-        passes = replica.graph_pass(cluster, POLICIES[kind], (), suffix == "merge", writer=writer,
+        passes = replica.graph_pass(cluster, *POLICIES[kind], suffix == "merge", writer=writer,
                                     comparison=comparison)
         if suffix == "zeros":
             passes.rewrite = _with_zeros(passes.rewrite)
         steps = OVERLAPPING if suffix == "overlap" else 1
-        return _started(System(name, _poseidon_steps(replica, strategy, steps), replica, steps=steps), passes)
+        synchronize = replica.update_shards if suffix == "shards" else replica.synchronize
+        function = _poseidon_steps(replica, synchronize, strategy, steps)
+        return _started(System(name, function, replica, steps=steps), passes)
     library = libraries[kind]
     reduce = _horovod_sum(library) if kind == "horovod" else _tensorflow_sum(library)
     enable = suffix == "enable"
@@ -246,13 +269,13 @@ def _with_zeros(rewrite):
     return rewrite_with_zeros
 
 
-def _poseidon_steps(replica, strategy, number):
+def _poseidon_steps(replica, synchronize, strategy, number):
     @tf.function
     def steps():
         sums, result = None, None
         for _ in range(number):
             def step(before=sums):
-                synchronised = replica.synchronize(replica.gradients(with_products=True, after=before), strategy)
+                synchronised = synchronize(replica.gradients(with_products=True, after=before), strategy)
                 return synchronised, replica.apply(synchronised)
             sums, result = strategy.run(step)
         return result

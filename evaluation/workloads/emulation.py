@@ -18,6 +18,8 @@ import tensorflow as tf
 from evaluation.workloads import zoo
 from tf_poseidon import grappler
 from tf_poseidon import planning
+from tf_poseidon.graph_passes.find import exchanges as exchanges_lib
+from tf_poseidon.graph_passes.graph import indexed_graph
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.ops import library
 
@@ -41,12 +43,14 @@ class EmulatedLayer:
 
 
 _DENSE = 1.0, 1.0
+SHARDS = "shards/"  # before the path of a variable, names the site at which ranks get each other's shards of it
 
 
 class EmulatedModel:
     """A model on a hypothetical accelerator.
 
     Attributes:
+        gradient_type: The type in which gradients that are no products are made; they are cast to float32.
         operations_per_second: How fast it makes products of the (shrunk) factors.
         step_seconds: How long a step takes without other ranks, dilated.
     """
@@ -65,7 +69,7 @@ class EmulatedModel:
         """
         densities = iter(zoo.MODELS[name].densities if has_zeros else ())
         self.name = name
-        self._gradient_type = tf.bfloat16 if is_mixed else tf.float32
+        self.gradient_type = tf.bfloat16 if is_mixed else tf.float32
         per_operation = profile.operation_seconds(name) * dilation
         side = math.sqrt(shrink)
         self.step_seconds = dilation * profile.step_seconds(name, batch_size)
@@ -98,17 +102,22 @@ class EmulatedModel:
         return [layer.rows if layer.rows and len(shape) == 1 else 1
                 for layer in self._layers for shape in layer.shapes]
 
-    def has(self, site):
-        """Returns whether a `planning.Site` is a gradient of one of `variables`."""
-        return _within(site) in self._ready_seconds
+    @property
+    def are_products(self):
+        """Of each of `variables`, whether its gradient is a product of factors, or the sum of the rows of one."""
+        return [layer.rows is not None for layer in self._layers for _ in layer.names]
 
-    def ready_seconds(self, site):
-        """Returns when the gradient of a `planning.Site` is ready: dilated seconds after the start of the step."""
-        return self._ready_seconds[_within(site)]
+    def has(self, name):
+        """Returns whether a site, given by name, is a gradient of one of `variables`."""
+        return _within(name) in self._ready_seconds
 
-    def needed_seconds(self, site):
+    def ready_seconds(self, name):
+        """Returns when the gradient of a site is ready: dilated seconds after the start of the step."""
+        return self._ready_seconds[_within(name)]
+
+    def needed_seconds(self, name):
         """Returns when the next step needs the sum of a gradient: dilated seconds after the start of that step."""
-        return self._needed_seconds[_within(site)]
+        return self._needed_seconds[_within(name)]
 
     def gradients(self, with_products=False, after=None):
         """Returns a gradient for each variable, as backpropagation makes them.
@@ -131,7 +140,7 @@ class EmulatedModel:
         for layer in reversed(self._layers):
             if layer.rows is None:
                 token, *gradients = self._kernel([token], pending + layer.seconds, [(), *layer.shapes],
-                                                 dtype=self._gradient_type)
+                                                 dtype=self.gradient_type)
                 gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
             else:
                 (m, n), *others = layer.shapes
@@ -163,19 +172,24 @@ class EmulatedPlanner(planning.Planner):
     model: EmulatedModel | None = None
 
     def plan(self, sites, operations=None, exchanges=(), steps=1):
-        if not all(map(self.model.has, sites)):  # Horovod's and TensorFlow's sites have names of their own
+        if not all(self.model.has(site.name) for site in sites):  # those of Horovod and TensorFlow have other names
             return super().plan(sites, exchanges=exchanges, steps=steps)
         per_second = self.cluster.gflops * 1e9
-        timed = [dataclasses.replace(site, operations=per_second * self.model.ready_seconds(site),
-                                     needed=per_second * self.model.needed_seconds(site))
+        timed = [dataclasses.replace(site, operations=per_second * self.model.ready_seconds(site.name),
+                                     needed=per_second * self.model.needed_seconds(site.name))
                  for site in sites]
+        exchanges = [dataclasses.replace(each, operations=per_second * self.model.ready_seconds(each.site))
+                     for each in exchanges]
         return super().plan(timed, per_second * self.model.step_seconds, exchanges, steps)
 
 
 class EmulatingPass(grappler.GraphPass):
-    """The passes, followed by one that replaces products by waits."""
+    """The passes, after one that says as the partitioner does what steps exchange; then products become waits."""
 
     def rewrite(self, graph_def):
+        for node in graph_def.node:
+            if node.op in exchanges_lib.OF_SHARDS:
+                node.attr[indexed_graph.MEANWHILE].s = b"computes"
         rewritten = super().rewrite(graph_def)
         for node in rewritten.node if rewritten else ():
             if node.op in ("MatMul", "SufficientFactorOuterProduct"):
@@ -190,9 +204,9 @@ def _matmul(u, v):
     return tf.matmul(u, v, transpose_a=True)
 
 
-def _within(site):
-    """Returns the name of a site without the prefix of `variables`."""
-    return site.name.partition("/")[2]
+def _within(name):
+    """Returns the name of a site without the prefix of `variables`, also of one that gathers shards."""
+    return name.removeprefix(SHARDS).partition("/")[2]
 
 
 def _part(size, divisor):

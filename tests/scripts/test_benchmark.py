@@ -98,13 +98,19 @@ def test_real_computing(tmp_path):
 
 
 def test_emulated_computing(tmp_path):
-    results, output = run(tmp_path, "--compute=emulated:titan_x", "--dilation=40", "--shrink=4",
-                          "--system=poseidon-ps,poseidon-sfb,mwms", f"--timeline={tmp_path / 'trace.json'}")
+    results, output = run(tmp_path, "--compute=emulated:titan_x", "--dilation=40", "--shrink=4", "--mixed",
+                          "--system=poseidon-ps,poseidon-sfb,poseidon-hfb,poseidon-ps+shards,mwms",
+                          f"--timeline={tmp_path / 'trace.json'}")
     # Times are reported undilated, and bytes are those of the whole model.
     alone = 1e3 * profiles.PROFILES["titan_x"].step_seconds("cifar10_quick", 100)
     assert results["single"]["step"]["median_ms"] == pytest.approx(alone, rel=0.2)
-    assert results["poseidon-ps"]["payload_bytes"] == pytest.approx(2 * 4 * 145_578, rel=0.01)
-    assert results["poseidon-sfb"]["schemes"] == {"ps": 6, "sfb": 2}
+    of_products = 1025 * 64 + 65 * 10
+    for name, ways in (("poseidon-ps", 2 + 4), ("poseidon-ps+shards", 2 + 2)):  # other gradients are cast from 16 bits
+        expected = (4 + 4) * of_products + ways * (145_578 - of_products)
+        assert results[name]["payload_bytes"] == pytest.approx(expected, rel=0.01)
+        assert results[name]["planned_bytes"] == pytest.approx(expected, rel=0.01)
+    for scheme in ("sfb", "hfb"):
+        assert results[f"poseidon-{scheme}"]["schemes"] == {"ps": 6, scheme: 2}
     assert "poseidon_ps/dense/kernel" in output and "waiting for exchanges" in output
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
@@ -185,6 +191,8 @@ def test_emulated_products_look_at_their_factors():
     ("--system=poseidon,fast", "--system has 'fast', expected some of single, poseidon, "),
     ("--compute=emulated:abacus", "--compute=emulated:abacus, expected real or emulated:PROFILE"),
     ("--dilation=2", "change an emulation, but --compute=real"),
+    ("--system=poseidon+shards", "--system has 'poseidon+shards', which can be emulated only, but --compute=real"),
+    ("--dedicated_servers=1 --system=mwms+enable", "but --system has 'mwms+enable', which trains on all ranks"),
     ("--json=/nowhere/results.json", "--json=/nowhere/results.json cannot be written (No such file or directory)"),
     ("--timeline=trace.json --system=mwms", "but --system has none of its policies; add poseidon"),
 ])
