@@ -117,7 +117,7 @@ bench: horovod
 	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
 	  $(BIN)/python scripts/benchmark.py --system $(COMPUTED) --json docs/results/benchmark_1gbps.json
 	test $$(id -u) != 0 || $(BIN)/python -m evaluation.comparisons.bench_emulated --again
-	test $$(id -u) != 0 || for part in overlap bytes; do $(BIN)/python -m evaluation.comparisons.bench_emulated --again \
+	test $$(id -u) != 0 || for part in overlap bytes servers; do $(BIN)/python -m evaluation.comparisons.bench_emulated --again \
 	  --parts $$part --json docs/results/$$part.json || exit 1; done
 	$(BIN)/mpiexec -n 2 $(BIN)/python -m evaluation.benchmarks.bench_zeros --json docs/results/bench_zeros.json
 	test $$(id -u) != 0 || $(BIN)/python -m evaluation.benchmarks.bench_input_and_shares \

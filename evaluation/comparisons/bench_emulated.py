@@ -3,15 +3,17 @@
     sudo env "PATH=$PATH" python -m evaluation.comparisons.bench_emulated --json docs/results/emulated.json
 
 Part "table" compares with Horovod and MWMS on four hosts; part "points" has the runs that the simulation must agree
-with, see tests/scripts/test_simulation.py. Two parts are for files of their own: "overlap" compares single steps with
-eight that overlap, and "bytes" factors without their zeros, and gradients that were cast, with what they would be
-otherwise. Every run is one of benchmark.py, which verifies before it times. Runs that the file already has are not
-repeated, so that a part can be resumed.
+with, see tests/scripts/test_simulation.py. Three parts are for files of their own: "overlap" compares single steps with
+eight that overlap; "bytes" factors without their zeros, half factors, and gradients and weights in 16 bits with what
+they would be otherwise; "servers" jobs without and with hosts that only serve, which take turns. Every run is one of
+benchmark.py, which verifies before it times. Runs that the file already has are not repeated, so that a part can be
+resumed.
 """
 
 import dataclasses
 import json
 import pathlib
+import statistics
 import tempfile
 
 from absl import app
@@ -35,12 +37,14 @@ class Run:
 
     Attributes:
         model, systems, profile, batch_size: Same as in benchmark.py; None as profile: it computes.
-        hosts: How many.
+        hosts: How many train.
         ranks_per_host: How many accelerators each host has.
         gbps: Rate of their links in the target cluster.
         steps: Consecutive steps in a measurement.
         options: Other flags of evaluation/comparisons/benchmark.py.
         dilation, shrink: How the cluster is scaled down; the real rate of links is gbps / (dilation * shrink).
+        dedicated_servers: How many more hosts only serve.
+        turn: Which of several equal jobs, between which others run.
     """
 
     model: str
@@ -54,6 +58,8 @@ class Run:
     steps: int = 1
     ranks_per_host: int = 1
     options: tuple[str, ...] = ()
+    dedicated_servers: int = 0
+    turn: int = 0
 
     @property
     def link_gbps(self):
@@ -61,11 +67,12 @@ class Run:
 
     def fields(self):
         """Returns it as it stands in the file."""
-        fields = dataclasses.asdict(self)
-        options = fields.pop("options")
-        return fields | ({"options": list(options)} if options else {})
+        fields = dataclasses.asdict(self) | {"options": list(self.options)}
+        return {name: value for name, value in fields.items() if value or name not in _IF_GIVEN}
 
 
+_IF_GIVEN = "options", "dedicated_servers", "turn"  # in the file
+_TURNS = 3
 _OVERLAP = "poseidon,poseidon+overlap"
 _ALL = "poseidon,poseidon-ps,horovod,mwms"
 _OURS = "poseidon,poseidon-paper,poseidon-ps"
@@ -93,13 +100,16 @@ PARTS = {
         Run("vgg19", 4, 10, _OVERLAP, shrink=16), Run("mlp", 4, 1, _OVERLAP, dilation=4, steps=3),
         Run("mlp", 4, 10, _OVERLAP, dilation=40, steps=3),
     ],
-    # Zeros of factors, and gradients that were cast.
+    # Zeros of factors, gradients that were cast, without and with weights that will be, and half factors.
     "bytes": [
         Run("mlp", 4, 1, "poseidon,poseidon+zeros", dilation=4, steps=3, options=("--zeros",)),
-        *(Run("resnet50", 4, gbps, "poseidon,poseidon+wide", profile="titan_x_tf", dilation=4, shrink=4,
-              options=("--mixed",)) for gbps in (1, 2.5)),
+        *(Run("resnet50", 4, gbps, "poseidon,poseidon+wide,poseidon+shards", profile="titan_x_tf", dilation=4,
+              shrink=4, options=("--mixed",)) for gbps in (1, 2.5)),
         Run("bert_base_head", 4, 1, "poseidon,poseidon+zeros", shrink=4),  # nothing is zero
+        Run("bert_base_head", 8, 1, "poseidon,poseidon-hfb,poseidon-ps,poseidon-sfb", dilation=4, shrink=4),
     ],
+    "servers": [Run("resnet50", 4, 1, "poseidon-ps", profile="titan_x_tf", dilation=4, shrink=4,
+                    dedicated_servers=number, turn=turn) for turn in range(_TURNS) for number in (0, 1, 2, 4)],
     "points": [
         *(Run("mlp", 4, 1, _OURS, shrink=shrink, dilation=4, steps=3) for shrink in (1, 16)),  # is it right?
         *(Run(model, hosts, gbps, _OURS, shrink=16, dilation=dilation)
@@ -128,7 +138,7 @@ def main(_):
             console.print(run)
             results.append({"run": run.fields(), **measure(run)})
             output.write_json(path, results)
-    print(table(results))
+    print(table_of_servers(results) if "servers" in _PARTS.value else table(results))
 
 
 def table(results):
@@ -149,6 +159,29 @@ def table(results):
     return "\n".join(output.markdown_table(header, lines))
 
 
+def table_of_servers(results):
+    """Returns a table in Markdown: a line per number of hosts that only serve; medians of all turns, and extremes."""
+    turns = {}  # by that number
+    for entry in results:
+        row = next(row for row in entry["results"] if row["system"] == "poseidon-ps")
+        turns.setdefault(entry["run"].get("dedicated_servers", 0), []).append(row)
+    lines = []
+    for number, rows in turns.items():
+        ratios = [without["step"]["median_ms"] / row["step"]["median_ms"] for without, row in zip(turns[0], rows)]
+        by_bytes = turns[0][0]["planned_bytes"] / rows[0]["planned_bytes"]
+        lines.append([f"{number}", *(f"{rows[0][key] / 1e6:.1f}" for key in ("planned_bytes", "payload_bytes")),
+                      _spread([row["step"]["median_ms"] for row in rows], ",.0f"), _spread(ratios, ".3f"),
+                      f"{by_bytes:.3f}"])
+    return "\n".join(output.markdown_table(
+        ["hosts that only serve", "MB of a rank, planned", "counted", "ms", "as fast as without", "by bytes"], lines))
+
+
+def _spread(values, form):
+    """Returns the median of values, and the least and the most, as text."""
+    median, least, most = (format(value, form) for value in (statistics.median(values), min(values), max(values)))
+    return f"{median} ({least} to {most})"
+
+
 def measure(run):
     """Returns the results that evaluation/comparisons/benchmark.py writes for a run."""
     with tempfile.TemporaryDirectory() as directory:
@@ -159,10 +192,12 @@ def measure(run):
         if run.profile:
             command += [f"--compute=emulated:{run.profile}", f"--dilation={run.dilation}",
                         f"--shrink={run.shrink}"]
+        if run.dedicated_servers:
+            command.append(f"--dedicated_servers={run.dedicated_servers}")
         command += run.options
         if run.batch_size:
             command.append(f"--batch_size={run.batch_size}")
-        with emulated_cluster.EmulatedCluster(run.hosts, run.link_gbps) as cluster:
+        with emulated_cluster.EmulatedCluster(run.hosts + run.dedicated_servers, run.link_gbps) as cluster:
             status = cluster.run(list(map(str, command)), run.ranks_per_host)
         if status:
             raise SystemExit(f"{run} ended with status {status}, expected 0; see its output above.")
