@@ -521,6 +521,10 @@ def test_command_simulates_a_model():
 
 EMULATED = [entry for entry in json.loads((ROOT / "docs/results/emulated.json").read_text())
             if entry["run"]["profile"]]
+SERVERS = [entry for entry in json.loads((ROOT / "docs/results/servers.json").read_text())
+           if "turn" not in entry["run"]]
+HALVES = [entry for entry in json.loads((ROOT / "docs/results/bytes.json").read_text())
+          if "poseidon-hfb" in entry["run"]["systems"]]
 OURS = {name: inputs.SYSTEMS[name] for name in ("poseidon", "poseidon-paper", "poseidon-ps")}
 # Where communication dominates, the factors of two layers arrived at the same time instead of one after the other,
 # so nothing was left to hide the rebuilding of the first (docs/performance.md).
@@ -530,6 +534,7 @@ LESS_ALIKE = {("mlp", 10): 0.2}
 def emulated_name(entry):
     run = entry["run"]
     ranks = f" x {run['ranks_per_host']}" if run["ranks_per_host"] > 1 else ""
+    ranks += f" + {run['dedicated_servers']}" if "dedicated_servers" in run else ""
     return (f"{run['model']} on {run['hosts']}{ranks} at {run['gbps']:g} Gbit/s, D={run['dilation']:g} "
             f"S={run['shrink']:g} with {run['systems']}")
 
@@ -541,8 +546,8 @@ OVERLAP = {"poseidon": inputs.SYSTEMS["poseidon"],
 
 @pytest.mark.parametrize("entry, systems, tolerance", [
     *((e, OURS, LESS_ALIKE.get((e["run"]["model"], e["run"]["gbps"]), 0.1)) for e in EMULATED),
-    *((e, OVERLAP, 0.05) for e in OVERLAPPING)],
-    ids=[emulated_name(entry) for entry in EMULATED + OVERLAPPING])
+    *((e, OVERLAP, 0.05) for e in OVERLAPPING), *((e, inputs.SYSTEMS, 0.05) for e in HALVES + SERVERS)],
+    ids=[emulated_name(entry) for entry in EMULATED + OVERLAPPING + HALVES + SERVERS])
 def test_agrees_with_what_was_measured(entry, systems, tolerance):
     """Within a tenth, by the nominal rates of links, of which TCP's payload gets 0.94."""
     from evaluation.simulation import models  # late, since they import Keras
@@ -551,10 +556,11 @@ def test_agrees_with_what_was_measured(entry, systems, tolerance):
     work = models.work_of(run["model"], profiles.PROFILES[run["profile"]], entry["batch_size"])
     there = inputs.Machines(
         run["hosts"], run["gbps"], entry["calibrated"]["latency_us"] / run["dilation"], efficiency=0.94,
-        gpus_per_node=run["ranks_per_host"], local_gbytes_per_s=math.inf)
+        gpus_per_node=run["ranks_per_host"], local_gbytes_per_s=math.inf,
+        dedicated_servers=run.get("dedicated_servers", 0))
     steps = {row["system"]: row["step"]["median_ms"] for row in entry["results"] if row["system"] in systems}
     simulated = {name: 1e3 * simulation.simulate(work, there, systems[name]).step_seconds for name in steps}
-    assert len(steps) >= 2 and simulated == pytest.approx(steps, rel=tolerance)
+    assert steps and simulated == pytest.approx(steps, rel=tolerance)
 
 
 def test_enough_was_measured():
