@@ -49,6 +49,7 @@ from evaluation.workloads import profiles
 from evaluation.workloads import zoo
 import tf_poseidon as poseidon
 from tf_poseidon import ops
+from tf_poseidon import options
 from tf_poseidon.job import engines
 from tf_poseidon.job import runtime
 
@@ -71,7 +72,7 @@ _MIXED = flags.DEFINE_bool("mixed", False, "Whether emulated gradients that are 
                            "as in mixed precision.")
 _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Real rate of a node's link, in each direction; that of "
                                 "evaluation/clusters/emulated_cluster.py, or the measured one, by default.")
-_KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "Same as in PoseidonStrategy, before shrinking.")
+_KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", None, "Same as in PoseidonStrategy, before shrinking.")
 _RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", None, "As of PoseidonStrategy.", lower_bound=1)
 _DEDICATED = flags.DEFINE_integer("dedicated_servers", 0, "As of PoseidonStrategy.", lower_bound=0)
 _TIMELINE = flags.DEFINE_string("timeline", None, "File for a Chrome trace of some steps of the first of our "
@@ -162,7 +163,9 @@ def main(_):
     start = {"mwms": peers.start_tensorflow, "horovod": peers.start_horovod}
     libraries = {peer: start[peer](MPI.COMM_WORLD) for peer in start
                  if _is_mpi() and any(name.partition("+")[0] == peer for name in names)}
-    kv_pair_bytes = max(4096, int(_KV_PAIR_BYTES.value / _SHRINK.value) // 8 * 8)
+    kv_pair_bytes = options.JobOptions(kv_pair_bytes=_KV_PAIR_BYTES.value,
+                                       dedicated_servers=_DEDICATED.value).kv_pair_bytes
+    kv_pair_bytes = max(4096, int(kv_pair_bytes / _SHRINK.value) // 8 * 8)
     strategy = poseidon.PoseidonStrategy("ps", timeout_s=600, kv_pair_bytes=kv_pair_bytes,
                                          ranks_per_node=_RANKS_PER_NODE.value,
                                          dedicated_servers=_DEDICATED.value)

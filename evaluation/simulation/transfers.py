@@ -94,7 +94,10 @@ def _turns(nodes, serving, dedicated):
         return 1, 0
     if not serving or dedicated >= nodes:
         return 0, 1
-    more, less = serving + nodes - 2, nodes - dedicated
+    others, missing = serving + nodes - 2, nodes - dedicated
+    more, less = 7 * min(2 * missing, others), 8 * missing
+    if nodes * (less * serving + more * dedicated) <= dedicated * (more * dedicated + less * others):
+        return 0, 1
     for of_node in range(1, _MOST_TURNS + 1):
         of_dedicated = (2 * more * of_node + less) // (2 * less)
         if abs(of_dedicated * less - more * of_node) * 32 <= more * of_node:

@@ -30,12 +30,18 @@ constexpr int64_t kMostPlaces = 4;
 
 // Of n nodes m serve, and k dedicated servers own the share x of all bytes. A serving node sends x + (1 - x)(m + n - 2)
 // / m of them, a dedicated server x n / k. Both are equal where a dedicated server owns (m + n - 2) / (n - k) times as
-// much as a serving node; dedicated servers own all where there are as many as nodes, or no worker serves, and nothing
-// where one node alone has workers that serve.
+// much as a serving node. But connections share a link evenly, and one between nodes that serve carries parts and
+// results, so with more than twice as much those of dedicated servers are still busy when others have nothing left.
+// And their results can only follow the parts, which an eighth less makes up for. Dedicated servers own all where the
+// busiest link is less busy then, or no worker serves, and nothing where one node alone has workers that serve.
 Places PlacesOf(int nodes, int serving_nodes, int serving, int dedicated) {
   if (serving > 0 && nodes == 1) return {0, 1};
   if (serving == 0 || dedicated >= nodes) return {1, 0};
-  const int64_t more = int64_t{serving_nodes + nodes - 2} * serving, less = int64_t{nodes - dedicated} * serving_nodes;
+  const int64_t others = serving_nodes + nodes - 2;
+  // A dedicated server owns `own` / `of` times as much as a serving node.
+  const int64_t own = 7 * std::min(int64_t{2} * (nodes - dedicated), others), of = int64_t{8} * (nodes - dedicated);
+  if (nodes * (of * serving_nodes + own * dedicated) <= dedicated * (own * dedicated + of * others)) return {1, 0};
+  const int64_t more = own * serving, less = of * serving_nodes;
   Places places = {};
   do {
     ++places.worker;

@@ -95,11 +95,11 @@ TEST(EveryByteBelongsToOneKvPairAndServersGetEquallyMany) {
   }
 }
 
-TEST(DedicatedServersGetTheShareByWhichTheBusiestLinkIsLeastBusy) {
+TEST(DedicatedServersGetTheShareThatPlansAssume) {
   // Workers, dedicated servers, and the share of these; see tf_poseidon/planning/cluster.py.
-  const std::vector<std::tuple<int, int, double>> cases = {{2, 1, 0.5}, {3, 1, 0.4},          {4, 1, 1.0 / 3},
-                                                           {4, 2, 0.6}, {4, 3, 9.0 / 11},     {4, 4, 1},
-                                                           {5, 7, 1},   {32, 5, 310.0 / 1174}};
+  const std::vector<std::tuple<int, int, double>> cases = {{2, 1, 7.0 / 15}, {3, 1, 7.0 / 19},  {4, 1, 7.0 / 23},
+                                                           {4, 2, 7.0 / 15}, {4, 3, 21.0 / 37}, {4, 4, 1},
+                                                           {5, 7, 1},        {8, 7, 1},         {32, 5, 35.0 / 163}};
   for (const auto& [workers, dedicated, share] : cases) {
     std::vector<int> nodes(workers + dedicated);
     std::iota(nodes.begin(), nodes.end(), 0);

@@ -114,7 +114,7 @@ class Cluster:
 
     @property
     def dedicated_share(self) -> float:
-        """The share of all KV pairs that dedicated servers own, by which the busiest link is least busy.
+        """The share of all KV pairs that dedicated servers own, by which steps are short: see docs/planning.md.
 
         `PlacesOf` in kernels/communicator/kv_pairs.cc divides KV pairs by it. A job whose workers share one node, for
         which ranks_per_node is 1, divides by it only if its own ranks_per_node is 1, too (docs/clusters.md).
@@ -124,7 +124,9 @@ class Cluster:
         if not self.server_nodes or self.dedicated_servers >= self.nodes:
             return 1.0
         others = (self.nodes + self.server_nodes - 2) / self.server_nodes  # what workers' nodes send if these own all
-        return others / (self.nodes / self.dedicated_servers + others - 1)
+        ratio = 7 / 8 * min(2.0, others * self.server_nodes / (self.nodes - self.dedicated_servers))
+        share = ratio * self.dedicated_servers / (self.server_nodes + ratio * self.dedicated_servers)
+        return share if share + (1 - share) * others < self.nodes / self.dedicated_servers else 1.0
 
     @property
     def are_all_linked(self) -> bool:

@@ -32,8 +32,7 @@ class Membership(typing.NamedTuple):
 
 
 def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ranks_per_node: int | None = None,
-             kv_pair_bytes: int = options_lib.JobOptions.kv_pair_bytes,
-             timeout_s: float = options_lib.JobOptions.timeout_s,
+             kv_pair_bytes: int | None = None, timeout_s: float = options_lib.JobOptions.timeout_s,
              startup_timeout_s: float = options_lib.JobOptions.startup_timeout_s,
              heartbeat_timeout_s: float = options_lib.JobOptions.heartbeat_timeout_s,
              staging_bytes: int | None = None, dedicated_servers: int = 0) -> Membership:
