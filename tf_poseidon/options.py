@@ -18,6 +18,8 @@ INPUTS = ("exact", "independent")
 BALANCED = "balanced"
 _MOST_SHARE = 1000
 
+# A dedicated server gives nothing before it has a KV pair of all workers, which come over one link.
+_KV_PAIR_BYTES, _KV_PAIR_BYTES_IF_SERVED = 2 << 20, 512 << 10
 _FOR_EVER_S = 1e9  # the clocks of C++ count nanoseconds with 64 bits
 _LEAST_S = {"heartbeat_timeout_s": 1}  # a busy machine keeps a process waiting that long
 
@@ -38,7 +40,7 @@ class JobOptions:
     engine: str | None = None
     servers: tuple[int, ...] = ()
     ranks_per_node: int | None = None
-    kv_pair_bytes: int = 2 << 20
+    kv_pair_bytes: int | None = None
     timeout_s: float = 600.0
     startup_timeout_s: float = 120.0
     heartbeat_timeout_s: float = 12.0
@@ -52,7 +54,10 @@ class JobOptions:
         object.__setattr__(self, "servers", tuple(self.servers or ()))
         if self.ranks_per_node is not None:
             planning.Cluster(1, ranks_per_node=self.ranks_per_node)  # checks it
-        if not isinstance(self.kv_pair_bytes, numbers.Integral) or not 4096 <= self.kv_pair_bytes <= 2**30:
+        if self.kv_pair_bytes is None:
+            object.__setattr__(self, "kv_pair_bytes", _KV_PAIR_BYTES_IF_SERVED if self.dedicated_servers
+                               else _KV_PAIR_BYTES)
+        elif not isinstance(self.kv_pair_bytes, numbers.Integral) or not 4096 <= self.kv_pair_bytes <= 2**30:
             raise ConfigurationError(f"kv_pair_bytes={self.kv_pair_bytes}, expected 4096 to 2**30; the default is "
                                      "2 MiB.")
         if self.staging_bytes is not None and not (isinstance(self.staging_bytes, numbers.Integral)

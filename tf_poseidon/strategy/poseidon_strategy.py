@@ -114,7 +114,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         engine: The library that moves gradients: "mpi", our own communicator over MPI, or "horovod",
             Horovod's ops over whatever it was built with (MPI, Gloo, NCCL). None takes that of the
             launcher: "horovod" under horovodrun, else "mpi".
-        kv_pair_bytes: Largest size of a KV pair.
+        kv_pair_bytes: Largest size of a KV pair; None for 2 MiB, or 512 KiB with dedicated servers.
         timeout_s: Longest wait for another rank, in seconds. A rank that takes longer ends the job
             with a message that names it.
         startup_timeout_s: Longest wait, in seconds, for all ranks to create their strategy.
@@ -142,7 +142,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  ranks_per_node: int | None = None, strict: bool = False, global_batch_norm: bool = False,
                  verify: int | None = None, rows: Sequence[int] | str | None = None, input: str = "exact",
                  shard_update: bool = False, engine: str | None = None,
-                 kv_pair_bytes: int = options.JobOptions.kv_pair_bytes, timeout_s: float = options.JobOptions.timeout_s,
+                 kv_pair_bytes: int | None = None, timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
                  heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s,
                  staging_bytes: int | None = None, dedicated_servers: int = 0) -> None:
