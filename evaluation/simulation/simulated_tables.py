@@ -33,7 +33,7 @@ _TCP = 0.94
 OURS = "poseidon"
 # Of our policies, all that are not `auto`; steps of other systems do not overlap. Those that place whole tensors are
 # simulated node by node, which takes long on many.
-_OTHERS = ("poseidon-ps", "poseidon-sfb", "poseidon-paper", "ring", "horovod", "mwms", "ps", "adam",
+_OTHERS = ("poseidon-ps", "poseidon-sfb", "poseidon-hfb", "poseidon-paper", "ring", "horovod", "mwms", "ps", "adam",
            "tensorflow-greedy")
 _WHOLE, _MOST_OF_WHOLE = ("adam", "tensorflow-greedy"), 8
 TOLERANCE = 0.005
