@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 
+from tf_poseidon import options
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 
@@ -151,7 +152,7 @@ class System:
         order: "fifo", or "priority": what the forward pass needs first is sent first.
         steps: How many steps overlap until all gradients must have arrived: between two barriers. 0 for no barrier.
         merge: For "plan": whether small messages wait for each other, see planning/choice/merging.py.
-        kv_pair_bytes: For "plan" and "adam": size of KV pairs.
+        kv_pair_bytes: For "plan" and "adam": size of KV pairs; None for that of `PoseidonStrategy`.
         balance: For "whole" and "adam": "round_robin" over servers in the order of the variables, as
             TensorFlow's replica_device_setter does, or "greedy", to the server with the fewest bytes.
         buffer_bytes: For "ring": tensors that are ready together share a buffer of this size; 0 for none.
@@ -164,7 +165,7 @@ class System:
     order: str = "fifo"
     steps: int = 1
     merge: bool = False
-    kv_pair_bytes: int = 2 << 20
+    kv_pair_bytes: int | None = None
     balance: str = "round_robin"
     buffer_bytes: float = 0
     cycle_seconds: float = 0.0
@@ -177,8 +178,7 @@ class System:
                 raise PoseidonError(f"{name}={getattr(self, name)!r}, expected one of {', '.join(allowed)}.")
         if not self.steps >= 0:
             raise PoseidonError(f"steps={self.steps!r}, expected a whole number, at least 0.")
-        if not self.kv_pair_bytes >= 4096:
-            raise PoseidonError(f"kv_pair_bytes={self.kv_pair_bytes!r}, expected 4096 or more, as in PoseidonStrategy.")
+        options.JobOptions(kv_pair_bytes=self.kv_pair_bytes)  # checks it
 
 
 SYSTEMS = {

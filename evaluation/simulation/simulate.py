@@ -54,7 +54,7 @@ _STEPS = flags.DEFINE_integer("steps_per_execution", 1, "How many steps of ours 
 _ORDER = flags.DEFINE_enum("order", None, ["fifo", "priority"], "Which message leaves first: what is ready first, or "
                            "what is needed first; by default the latter between steps that overlap.")
 _MERGE = flags.DEFINE_bool("merge", False, "Whether small messages wait for each other; see --message_us.")
-_KV_PAIR = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "Size of KV pairs.")
+_KV_PAIR = flags.DEFINE_integer("kv_pair_bytes", None, "Size of KV pairs; by default that of PoseidonStrategy.")
 _JSON = output.json_flag()
 _TRACE = flags.DEFINE_string("trace", None, "File for the events of the step with the most nodes.")
 

@@ -6,6 +6,7 @@ Messages, their bytes and schemes are those of `tf_poseidon.planning`; simulatio
 import dataclasses
 import math
 
+from tf_poseidon import options
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import step_time
@@ -240,7 +241,9 @@ class _Placement:
         self._servers = places(machines.nodes, machines.serving_nodes, machines.dedicated_servers)
         # Dedicated servers have no columns of factors.
         self._dividing = machines.serving_nodes or machines.nodes
-        self._kv_pair_bytes, self._is_greedy = system.kv_pair_bytes, system.balance == "greedy"
+        self._kv_pair_bytes = options.JobOptions(kv_pair_bytes=system.kv_pair_bytes,
+                                                 dedicated_servers=machines.dedicated_servers).kv_pair_bytes
+        self._is_greedy = system.balance == "greedy"
         self._next, self._loads = 0, dict.fromkeys(self._servers, 0.0)
 
     def one(self, num_bytes):

@@ -83,17 +83,18 @@ def test_parameter_server_has_the_bytes_of_table_1(nodes, servers):
 
 
 @pytest.mark.parametrize("is_each_by_itself", [False, True])
-@pytest.mark.parametrize("dedicated, tensors, pairs", [(0, 3, 0), (1, 8 / 3, None), (2, 2.4, None), (4, 2, 1 / 8)])
-def test_dedicated_servers_leave_every_link_less(dedicated, tensors, pairs, is_each_by_itself):
-    """Four nodes compute: all nodes send and receive as much. Servers that own all answer pair by pair."""
+@pytest.mark.parametrize("dedicated, of_worker, of_server, pairs", [
+    (0, 3, None, 0), (1, 62 / 23, 56 / 23, None), (2, 38 / 15, 28 / 15, None), (4, 2, 2, 1 / 32)])
+def test_dedicated_servers_leave_every_link_less(dedicated, of_worker, of_server, pairs, is_each_by_itself):
+    """Four nodes compute; numbers are those of tensors. Servers that own all answer pair by pair."""
     result = run(work_of(ONE), 4, "poseidon-ps", is_each_by_itself, dedicated_servers=dedicated)
-    assert result.node_bytes == pytest.approx([tensors * DENSE] * (4 + dedicated))
+    assert result.node_bytes == pytest.approx([n * DENSE for n in [of_worker] * 4 + [of_server] * dedicated])
     assert max(result.node_bytes) == pytest.approx(cost.dense_bytes(DENSE, planning.Cluster(
         4, dedicated_servers=dedicated)))
     if pairs is None:  # connections share a link evenly, but do not carry as much
-        assert tensors / 2 * DENSE / RATE < result.step_seconds <= 1.5 * DENSE / RATE * (1 + 1e-6)
+        assert of_worker / 2 * DENSE / RATE < result.step_seconds <= 1.5 * DENSE / RATE * (1 + 1e-6)
     else:
-        assert result.step_seconds == pytest.approx((tensors / 2 + pairs) * DENSE / RATE, rel=1e-6)
+        assert result.step_seconds == pytest.approx((of_worker / 2 + pairs) * DENSE / RATE, rel=1e-6)
 
 
 def test_dedicated_servers_have_neither_factors_nor_columns_nor_shards():
@@ -261,7 +262,7 @@ def test_nodes_of_one_kind_are_as_each_by_itself(system, nodes, options):
     together = run(layered(), nodes, system, **options)
     apart = run(layered(), nodes, system, is_each_by_itself=True, **options)
     assert together.node_bytes == apart.node_bytes
-    assert together.step_seconds == pytest.approx(apart.step_seconds, rel=5e-3)
+    assert together.step_seconds == pytest.approx(apart.step_seconds, rel=1e-2)
 
 
 @pytest.mark.parametrize("nodes", [8, 16])
@@ -451,7 +452,7 @@ def test_rebuilding_takes_the_device_from_backpropagation():
     (lambda: machines(4, gpus_per_node=0), "gpus_per_node=0, expected a whole number"),
     (lambda: inputs.System(steps=-1), "steps=-1, expected a whole number, at least 0"),
     (lambda: inputs.System("star"), "exchange='star', expected one of plan, ring, whole, adam"),
-    (lambda: inputs.System(kv_pair_bytes=0), "kv_pair_bytes=0, expected 4096 or more"),
+    (lambda: inputs.System(kv_pair_bytes=0), "kv_pair_bytes=0, expected 4096 to"),
     (lambda: work_of(seconds=0), "seconds=0, expected more than 0"),
     (lambda: run(work_of(planning.Site("odd", "float32", 4, None)), 2, "ring"), "The bytes of 'odd' are unknown"),
     (lambda: simulation.simulate(work_of(ONE), machines(4), inputs.System(), planning.make_plan(
