@@ -186,11 +186,6 @@ class EmulatedPlanner(planning.Planner):
 class EmulatingPass(grappler.GraphPass):
     """The passes, after one that says as the partitioner does what steps exchange; then products become waits."""
 
-    def note(self, number, plan):
-        """Same as in the base class, but for a graph that comes again, rewritten: it has exchanges of shards alone."""
-        if plan.decisions or plan.refusal:
-            super().note(number, plan)
-
     def rewrite(self, graph_def):
         for node in graph_def.node:
             if node.op in exchanges_lib.OF_SHARDS:
