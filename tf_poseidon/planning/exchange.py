@@ -39,6 +39,8 @@ class Exchange:
         group: Same as in `Decision`.
         pin: The scheme that a pin asks for, which only a gradient can have.
         cast_from: Same as in `Site`, of what is scattered.
+        busiest_share: Of what one rank owns: the share of all such bytes that the rank owns that owns most; None if
+            servers own parts.
     """
 
     site: str
@@ -52,6 +54,7 @@ class Exchange:
     group: str | None = None
     pin: str | None = None
     cast_from: str | None = None
+    busiest_share: float | None = None
 
     @property
     def num_bytes(self) -> int | None:
@@ -74,6 +77,8 @@ class Exchange:
         return _REASONS[self.kind] + cast + pinned
 
     def cost(self, cluster: Cluster) -> Cost | None:
-        """Returns the `Cost` in a step; None if unknown before the step."""
-        traffic = self.traffic
-        return None if traffic is None else traffic.cost(cluster)
+        """Returns the `Cost` in a step, its time that of the busiest link; None if unknown before the step."""
+        if self.traffic is None:
+            return None
+        cost = self.traffic.cost(cluster)
+        return dataclasses.replace(cost, transfer=cost.transfer * max(1.0, (self.busiest_share or 0) * cluster.workers))

@@ -5,6 +5,9 @@ Ensures: an `Exchange` for each of them, in the order of the graph.
 Tests: tests/training/test_explaining.py, tests/training/test_timeline.py, tests/communicator/test_shards.py.
 """
 
+import collections
+from collections.abc import Iterator
+from collections.abc import Sequence
 import dataclasses
 
 import tensorflow as tf
@@ -27,8 +30,10 @@ class FindExchanges(passes.Pass):
         self._usual = usual
 
     def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
-        return dataclasses.replace(training, exchanges=tuple(
-            _exchange(self._usual or training.graph, node) for node in nodes(training.graph)))
+        found = nodes(training.graph)
+        exchanges = [_exchange(self._usual or training.graph, node) for node in found]
+        return dataclasses.replace(training, exchanges=tuple(_with_shares(exchanges, [
+            node.attr["owner"].i if "owner" in node.attr else -1 for node in found])))
 
 
 def nodes(graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
@@ -44,3 +49,15 @@ def _exchange(usual: graph_lib.Graph, node: node_def_pb2.NodeDef) -> planning.Ex
                              shape if graph_lib.is_known(shape) else None,
                              is_waited_for=graph_lib.meanwhile(node) == "waits",
                              cast_from=sent.name if sent != dtype else None)
+
+
+def _with_shares(exchanges: Sequence[planning.Exchange], owners: Sequence[int]) -> Iterator[planning.Exchange]:
+    """Returns exchanges with the share of the busiest owner, given the owner of each, -1 for none."""
+    bytes_of = {kind: collections.Counter[int]() for kind in (planning.SCATTER, planning.SHARDS)}
+    for exchange, owner in zip(exchanges, owners, strict=True):
+        if owner >= 0:
+            bytes_of[exchange.kind][owner] += exchange.num_bytes or 0
+    for exchange, owner in zip(exchanges, owners, strict=True):
+        of_owners = bytes_of[exchange.kind] if owner >= 0 else collections.Counter[int]()
+        yield dataclasses.replace(exchange, busiest_share=max(of_owners.values()) / of_owners.total()) if (
+            of_owners.total()) else exchange
