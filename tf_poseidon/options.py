@@ -16,6 +16,7 @@ from tf_poseidon.errors import ConfigurationError
 WIRE_DTYPES = (None, "bfloat16")
 INPUTS = ("exact", "independent")
 BALANCED = "balanced"
+AUTO = "auto"
 _MOST_SHARE = 1000
 
 # A dedicated server gives nothing before it has a KV pair of all workers, which come over one link.
@@ -124,7 +125,7 @@ class TrainingOptions:
     verify: int | None = None
     rows: Sequence[int] | str | None = None
     input: str = "exact"
-    shard_update: bool = False
+    shard_update: bool | str = False
 
     def __post_init__(self) -> None:
         planning.make_plan((), self.policy, planning.Cluster(1), self.pins)  # checks policy and pins
@@ -144,8 +145,10 @@ class TrainingOptions:
                                      f"{self.plan.row_shares}; omit rows, or give another plan.")
         if self.input not in INPUTS:
             raise ConfigurationError(f"input={self.input!r}, expected 'exact' or 'independent'.")
-        if not isinstance(self.shard_update, bool):
-            raise ConfigurationError(f"shard_update={self.shard_update!r}, expected True or False.")
+        if not isinstance(self.shard_update, bool) and self.shard_update != AUTO:
+            raise ConfigurationError(f"shard_update={self.shard_update!r}, expected True, False or 'auto'.")
+        if self.plan is not None and self.shard_update == AUTO:
+            object.__setattr__(self, "shard_update", self.plan.has_shards)
         if self.plan is not None and self.shard_update != self.plan.has_shards:
             raise ConfigurationError(f"shard_update={self.shard_update}, but by the plan each rank updates "
                                      f"{'parts of' if self.plan.has_shards else 'whole'} variables, expected "

@@ -216,6 +216,18 @@ def test_memory_is_that_of_the_rank_that_holds_most(optimizer, largest):
     assert plan.memory.slots == largest + numbers
 
 
+@pytest.mark.parametrize("optimizer, has_shards", [("adam", True), ("muon", False)])
+def test_auto_divides_updates_if_steps_are_no_longer_for_it(optimizer, has_shards):
+    """All of a matrix that Muon updates goes to its owner, and comes back from there."""
+    model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256, use_bias=False),
+                              keras.layers.Dense(1, use_bias=False)])
+    model.compile(optimizer, "mse")
+    divided, plan = (poseidon.explain(model, 8, 4, 1.0, policy="ps", shard_update=way) for way in (True, "auto"))
+    assert divided.has_shards and plan.has_shards == has_shards
+    assert plan.memory.slots <= plan.memory.whole_slots
+    assert plan.step_seconds <= 1.005 * divided.step_seconds
+
+
 def command(*arguments):
     return subprocess.run([TF_POSEIDON, *map(str, arguments)], text=True, timeout=120,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)

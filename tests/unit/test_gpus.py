@@ -103,6 +103,10 @@ class FakeLibrary:
         uuid.raw = bytes([device.value]) * 16
         return 0
 
+    def cuDeviceTotalMem_v2(self, total, device):
+        total._obj.value = 5 << 30
+        return 0
+
 
 def gpu(i):
     return tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU")
@@ -146,6 +150,7 @@ def test_the_driver_says_its_version_and_which_gpu_this_is():
     driver = gpu_driver.Driver(FakeLibrary())
     assert driver.version() == (12, 4)
     assert [driver.uuid(number) for number in (0, 1)] == [bytes(16), b"\1" * 16]
+    assert driver.memory_bytes(1) == 5 << 30
     with pytest.raises(OSError, match="cuDeviceGet of the GPUs' driver fails with error 101"):
         driver.uuid(2)
 

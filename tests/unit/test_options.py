@@ -35,12 +35,15 @@ def test_options_may_say_the_same_of_nodes(ranks_per_node, plan, cluster, messag
 @pytest.mark.parametrize("shard_update, kinds, message", [
     (False, (), None), (True, (planning.SCATTER, planning.SHARDS), None), (False, (planning.GATHER,), None),
     (True, (planning.GATHER,), "shard_update=True, but by the plan each rank updates whole variables, expect"),
-    (False, (planning.SCATTER,), "shard_update=False, but by the plan each rank updates parts of variables, expect")])
+    (False, (planning.SCATTER,), "shard_update=False, but by the plan each rank updates parts of variables, expect"),
+    ("auto", (planning.SCATTER,), None), ("auto", (), None),
+    ("never", (), "shard_update='never', expected True, False or 'auto'")])
 def test_options_and_plans_say_the_same_of_updates(shard_update, kinds, message):
     plan = planning.Plan("ps", planning.Cluster(4), exchanges=tuple(
         planning.Exchange(kind, kind, "float32", 4, (9,)) for kind in kinds))
     with contextlib.nullcontext() if message is None else pytest.raises(poseidon.PoseidonError, match=message):
-        options.TrainingOptions(plan=plan, shard_update=shard_update)
+        training = options.TrainingOptions(plan=plan, shard_update=shard_update)
+        assert training.shard_update == plan.has_shards
 
 
 def test_whoever_joins_first_is_checked():

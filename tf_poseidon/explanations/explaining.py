@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import numbers
 import os
+import sys
 from typing import Any
 
 import keras
@@ -48,7 +49,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
             accelerators: bool = False, ranks_per_node: int = 1, pins: Mapping[str, str] | None = None,
             wire_dtype: str | None = None, merge: bool = False, global_batch_norm: bool = False,
             steps_per_execution: int = 1, gpus_per_node: int = 1, gpu_link_gbps: float = 0.0,
-            dedicated_servers: int = 0, shard_update: bool = False) -> planning.Plan:
+            dedicated_servers: int = 0, shard_update: bool | str = False) -> planning.Plan:
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs. Nothing is
@@ -84,7 +85,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         gpus_per_node: How many ranks of a node have linked GPUs, same as in `Cluster`.
         gpu_link_gbps: The rate of these links in 10^9 bits per second, same as in `Cluster`.
         dedicated_servers: How many ranks only serve, in addition to the workers, same as in `Cluster`.
-        shard_update: Same as in `PoseidonStrategy`.
+        shard_update: Same as in `PoseidonStrategy`, where "auto" goes by time alone.
 
     Returns:
         A `Plan`. Its `total_bytes` are those that a node, worker and server, sends plus receives in a
@@ -135,7 +136,8 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         options = partitioning.PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True,
                                                 session=rewriting, layouts=layouts if shard_update else {},
                                                 masters=masters if shard_update else {},
-                                                loads=dict.fromkeys(range(min(servers or ranks, ranks)), 0))
+                                                loads=dict.fromkeys(range(min(servers or ranks, ranks)), 0),
+                                                memory_bytes=sys.maxsize if shard_update == options_lib.AUTO else None)
         partition = partitioning.partition(step, options, callbacks_lib.accumulators(model),
                                            candidates=metrics if model.compiled else None)
         graphs = rank_graphs.RankGraphs(partition)

@@ -187,13 +187,23 @@ class RewriteSession:
             return {node.attr["layout"].s.decode() for node in graph_def.node
                     if node.op == poseidon_markers.SCATTER and node.attr["site"].s.decode() in whole}
         whole_graph, layouts = _with_whole_gradients(graph_def)
-        training = self._find(passes.TrainingGraph(Graph(whole_graph, add_shapes(whole_graph, alone=True)), facts))
+        return {layouts[decision.site] for decision in self._policy(whole_graph, facts, add_shapes).decisions
+                if decision.scheme != planning.PS and decision.site in layouts}
+
+    def step_seconds(self, graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts,
+                     add_shapes: AddShapes) -> float | None:
+        """Returns how long a step is planned to take, None if its arithmetic is unknown; arguments as above."""
+        return self._policy(graph_def, facts, add_shapes).step_seconds
+
+    def _policy(self, graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts,
+                add_shapes: AddShapes) -> planning.Plan:
+        """Returns the plan that the policy would make for a partitioned GraphDef."""
+        training = self._find(passes.TrainingGraph(Graph(graph_def, add_shapes(graph_def, alone=True)), facts))
         usual = usual_batch.with_shapes(training.graph, add_shapes, facts)
         training = passes.run((exchanges.FindExchanges(usual), *self._match, describe.DescribeSites(usual),
                                operations.CountOperations(usual), plan_sites.MakePlan(self.planner)), training)
         assert training.plan is not None
-        return {layouts[decision.site] for decision in training.plan.decisions
-                if decision.scheme != planning.PS and decision.site in layouts}
+        return training.plan
 
     def _planned(self, training: passes.TrainingGraph, planning_pass: passes.Pass) -> passes.TrainingGraph:
         return passes.run((planning_pass, self._write), training)

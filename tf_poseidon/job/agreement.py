@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import os
 import random
 
 import numpy as np
@@ -152,6 +153,12 @@ def difference_of_kernels(communicator: Communicator) -> str | None:
     lines = [f"{name} is {value}" for name, value in kernel_settings.settings().items()]
     return CommunicatorComparison(communicator).difference(
         "settings of kernels", "\n".join([*lines, f"the number of threads of an op is {threads}"]))
+
+
+def least_memory(communicator: Communicator) -> int:
+    """Returns the bytes of memory of the rank that has least: of its GPU, or its share of what its host has."""
+    of_host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // communicator.most_on_a_node
+    return int(communicator.gather("memory", np.array([[gpus.memory_bytes() or of_host]], np.int64)).min())
 
 
 def agree_on_seed(communicator: Communicator) -> None:

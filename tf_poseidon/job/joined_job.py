@@ -31,7 +31,9 @@ class Job:
         errors: Watches over this rank's errors.
         row_shares: How ranks share the rows of global batches.
         shards: The variables of which ranks hold shards.
-        shard_update: Same as in `PoseidonStrategy`.
+        shard_update: Whether variables may become shards.
+        memory_bytes: The memory of the rank that has least, which says whether they do; None if they do wherever they
+            can.
     """
 
     communicator: Communicator
@@ -44,6 +46,7 @@ class Job:
     row_shares: RowShares
     shards: ShardService
     shard_update: bool
+    memory_bytes: int | None
 
     @property
     def rank(self) -> int:

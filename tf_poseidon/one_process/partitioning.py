@@ -46,6 +46,7 @@ from tf_poseidon.ops import sites
 # Of the partitioned functions of this process; by another than those in graphs that other processes have saved.
 _numbers = itertools.count()
 _FIRST_NUMBER = secrets.randbits(48)
+_SHORTER = 1.005  # by how much, at least: plans are no more exact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,8 @@ class PartitionOptions:
         masters: Likewise, by identity, the layouts of weights that may hold shards beside working copies without being
             `MasterWeight`s.
         loads: The bytes of variables that each rank owns that may own some, see `partitioner.KnownVariables`.
+        memory_bytes: Variables become shards only if a step is no longer for it, or if the function's variables take
+            more than half of this memory, that of a rank; None if they do wherever they can.
     """
 
     size: int
@@ -78,6 +81,7 @@ class PartitionOptions:
     layouts: Mapping[int, str] = dataclasses.field(default_factory=dict)
     masters: Mapping[int, str] = dataclasses.field(default_factory=dict)
     loads: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    memory_bytes: int | None = None
 
     @property
     def rows_of_rank(self) -> int | None:
@@ -298,10 +302,14 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         shard_candidates=shard_candidates,
         owners=dict(variable.division for variable in sharded.values()
                     if variable.holds_shard and variable.division.owner >= 0), loads=options.loads)
+
+    def partitioned_for(known: partitioner.KnownVariables) -> partitioner.PartitionedGraph:
+        return partitioner.partition(copies.used_in(copies.of(known.shards, known.shard_candidates)), outputs,
+                                     grappler.add_shapes, known, rows=options.rows, runs_whole=True,
+                                     own=outputs if keeps_rows else ())
+
     while True:
-        masters = copies.of(known.shards, known.shard_candidates)
-        partitioned = partitioner.partition(copies.used_in(masters), outputs, grappler.add_shapes, known,
-                                            rows=options.rows, runs_whole=True, own=outputs if keeps_rows else ())
+        partitioned = partitioned_for(known)
         as_factors = _shorter_as_factors(partitioned, options)
         partitioned = dataclasses.replace(partitioned, graph_def=early_updates.delayed(
             partitioned.graph_def, partitioned.shards))
@@ -315,6 +323,12 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         if len(left) == len(known.shard_candidates):
             break
         known = dataclasses.replace(known, shard_candidates=left)
+    if (partitioned.shards.keys() - known.shards.keys() and options.memory_bytes is not None
+            and _bytes(variables.values()) <= options.memory_bytes // 2):
+        of_whole = dataclasses.replace(known, shard_candidates={})
+        if _is_shorter(undivided := partitioned_for(of_whole), partitioned, options):
+            known, partitioned = of_whole, undivided
+    masters = copies.of(known.shards, known.shard_candidates)
     divisions = [(variable, holdings.Division(layout, partitioned.owners.get(layout, -1)))
                  for name, variable in variables.items() if (layout := partitioned.shards.get(name)) is not None]
     held_whole = tuple(variable for name, variable in sharded.items() if name not in partitioned.shards
@@ -338,6 +352,22 @@ def _shorter_as_factors(partitioned: partitioner.PartitionedGraph, options: Part
         return set()
     facts = training_step.StepFacts(rows=options.rows_of_rank, global_rows=options.rows)
     return options.session.layouts_of_factors(partitioned.graph_def, facts, grappler.add_shapes)
+
+
+def _is_shorter(graph: partitioner.PartitionedGraph, other: partitioner.PartitionedGraph,
+                options: PartitionOptions) -> bool:
+    """Whether a step is planned to be shorter by one graph than by another one; not if that is unknown."""
+    if options.session is None or options.rows is None:
+        return False
+    facts = training_step.StepFacts(rows=options.rows_of_rank, global_rows=options.rows)
+    seconds, of_other = (options.session.step_seconds(each.graph_def, facts, grappler.add_shapes)
+                         for each in (graph, other))
+    return seconds is not None and of_other is not None and _SHORTER * seconds < of_other
+
+
+def _bytes(variables: Iterable[tf.Variable]) -> int:
+    return sum(variable.shape.num_elements() * variable.dtype.size for variable in variables
+               if variable.shape.is_fully_defined())
 
 
 def _named(variables: Mapping[str, tf.Variable], wanted: Iterable[tf.Variable]) -> list[str]:

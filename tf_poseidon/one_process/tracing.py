@@ -110,7 +110,8 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
             not any(variable is other for other in sharded) or variable.is_whole)], job.communicator, name)
         partition_options = partitioning.PartitionOptions(
             job.size, call.rows() if rows is None else rows, options.trains, job.wire_dtype, job.strict,
-            job.verifier if options.trains else None, session=job.graph_pass.session, loads=job.shards.loads)
+            job.verifier if options.trains else None, session=job.graph_pass.session, loads=job.shards.loads,
+            memory_bytes=job.memory_bytes)
         problem, graphs = "", None
         try:
             candidates = _read_later(variables) if form is ResultForm.READ_LATER and isinstance(

@@ -109,8 +109,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
             own variables (as ZeRO-1, and weight-update sharding, do): in proportion to the number of ranks, that saves
             memory and arithmetic. Updates that are not computed element by element are made by one rank each. What is
             computed is the same, files too. In mixed precision, weights come back in 16 bits, and each rank holds its
-            part of those in float. Any rank can read such variables, alone too. A given plan was made with it, or
-            without.
+            part of those in float. Any rank can read such variables, alone too. "auto" does so if the plan says that
+            steps are no longer for it, or if the variables of a step would take more than half of the memory that some
+            rank has. A given plan was made with it, or without, which "auto" follows.
         engine: The library that moves gradients: "mpi", our own communicator over MPI, or "horovod",
             Horovod's ops over whatever it was built with (MPI, Gloo, NCCL). None takes that of the
             launcher: "horovod" under horovodrun, else "mpi".
@@ -141,7 +142,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  wire_dtype: str | None = None, merge: bool = False, servers: Iterable[int] | None = None,
                  ranks_per_node: int | None = None, strict: bool = False, global_batch_norm: bool = False,
                  verify: int | None = None, rows: Sequence[int] | str | None = None, input: str = "exact",
-                 shard_update: bool = False, engine: str | None = None,
+                 shard_update: bool | str = False, engine: str | None = None,
                  kv_pair_bytes: int | None = None, timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
                  heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s,
@@ -338,4 +339,5 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
     return Job(communicator, graph_pass, training.wire_dtype, verifier, held_variables.Held(communicator),
                new_variables.NewVariables(communicator), runtime.errors(),
                row_shares.of(communicator, training.given_row_shares, training.rows == options.BALANCED),
-               shard_service.ShardService(communicator, runtime.servers()), training.shard_update)
+               shard_service.ShardService(communicator, runtime.servers()), bool(training.shard_update),
+               agreement.least_memory(communicator) if training.shard_update == options.AUTO else None)

@@ -47,6 +47,12 @@ class Driver:
         self._call("cuDeviceGetUuid_v2", uuid, self._device(number))
         return uuid.raw
 
+    def memory_bytes(self, number: int) -> int:
+        """Returns the memory of a GPU."""
+        total = ctypes.c_size_t()
+        self._call("cuDeviceTotalMem_v2", ctypes.byref(total), self._device(number))
+        return total.value
+
     def reaches(self, number: int, other: int) -> bool:
         """Whether a GPU reads and writes the memory of another one itself."""
         return bool(self._number("cuDeviceCanAccessPeer", self._device(number), self._device(other)))

@@ -67,6 +67,19 @@ def warn_of_shared(communicator: Communicator) -> None:
                      "with a memory_limit.", _listed(sharing), _listed(unlimited))
 
 
+def memory_bytes() -> int | None:
+    """Returns how much memory of its GPU this process may use; None if it has none, or its memory is unknown."""
+    own, driver = _own(), gpu_driver.find()
+    if own is None:
+        return None
+    if _is_limited():
+        return sum(part.memory_limit for part in _parts(own)) << 20
+    try:
+        return None if driver is None else driver.memory_bytes(_number(own))
+    except OSError:
+        return None
+
+
 def _own() -> tf.config.PhysicalDevice | None:
     return next(iter(tf.config.get_visible_devices("GPU")), None)
 
@@ -77,10 +90,14 @@ def _identity() -> int:
     if own is None or driver is None:
         return 0
     try:
-        uuid = driver.uuid(int(own.name.rpartition(":")[2]))
+        uuid = driver.uuid(_number(own))
     except OSError:
         return 0
     return int.from_bytes(hashlib.sha256(uuid).digest()[:7], "little")
+
+
+def _number(gpu: tf.config.PhysicalDevice) -> int:
+    return int(gpu.name.rpartition(":")[2])
 
 
 def _is_limited() -> bool:
