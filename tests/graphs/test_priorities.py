@@ -81,6 +81,21 @@ def test_shards_have_them_too():
     assert given == found(graph_def)
 
 
+def test_a_graph_that_follows_a_given_plan_is_not_compared_with_it_again():
+    """TensorFlow hands it over twice; it has exchanges left, but no gradients to plan."""
+    with tf.Graph().as_default() as graph:
+        ops.agree(["'w' float32[2, 2]"], None, None, False)
+        ops.sync(tf.ones([2, 2]), "w", True, [2, 2])
+        ops.all_gather(tf.ones([2, 2]), "rows")
+    graph_def = graph.as_graph_def(add_shapes=True)
+    for node in graph_def.node:
+        if node.op == "PoseidonAllGather":
+            node.attr[graph_lib.MEANWHILE].s = b"computes"
+    first = session.RewriteSession(planning.Planner(planning.Cluster(4))).rewrite(graph_def)
+    again = session.RewriteSession(planning.Planner(planning.Cluster(4), given=first.plan)).rewrite(first.graph_def)
+    assert (again.graph_def, again.plan, again.refusal) == (None, None, "")
+
+
 def test_gradients_that_are_needed_together_have_the_same_priority():
     of_joint = found(graph_of_steps(2, joint=True))
     assert len({of_joint[name] for name in LAYERS}) == 1 and of_joint["first"] < of_joint["first#1"]

@@ -146,6 +146,8 @@ class RewriteSession:
             if add_shapes is not None:
                 usual = usual_batch.with_shapes(training.graph, add_shapes, training.facts)
             training = exchanges.FindExchanges(usual)(training)
+            if not training.markers and _is_planned(graph_def):
+                return RewriteOutcome()
             if not training.markers and not _has_shards_to_plan(graph_def):
                 return RewriteOutcome(plan=self._plan_of_exchanges(training, planner))
             training = passes.run((*self._match, describe.DescribeSites(usual), operations.CountOperations(usual),
@@ -278,10 +280,15 @@ class RewriteSession:
         return [node for node in graph_def.node if node.op in self.marker_ops]
 
 
-def _has_shards_to_plan(graph_def: graph_pb2.GraphDef) -> bool:
-    """Whether all gradients of a training step become shards, and it has no plan yet."""
+def _is_planned(graph_def: graph_pb2.GraphDef) -> bool:
+    """Whether a graph follows a plan already: TensorFlow hands it over more than once."""
     agree = training_step.node_of(graph_def)
-    return agree is not None and not agree.attr["plan"].s and any(
+    return agree is not None and "plan" in agree.attr and bool(agree.attr["plan"].s)
+
+
+def _has_shards_to_plan(graph_def: graph_pb2.GraphDef) -> bool:
+    """Whether all gradients of a training step become shards."""
+    return training_step.node_of(graph_def) is not None and any(
         node.op == poseidon_markers.SCATTER for node in graph_def.node)
 
 
