@@ -152,6 +152,7 @@ SendKernel::SendKernel(OpKernelConstruction* context) : OpKernel(context) {
   OP_REQUIRES_OK(context, context->GetAttr("least_saving", &least_saving_));
   OP_REQUIRES_OK(context, context->GetAttr("float_sum", &has_float_sum_));
   OP_REQUIRES_OK(context, context->GetAttr("divided", &divided_));
+  OP_REQUIRES_OK(context, context->GetAttr("joins", &joins_));
   OP_REQUIRES(context, !divides_ || (divided_ <= 1 && context->num_inputs() > 2),
               absl::InvalidArgumentError(absl::StrCat("'", site_->name, "' divides tensor ", divided_, " of ",
                                                       context->num_inputs() - 1, ", expected U or V: 0 or 1 of 2.")));
@@ -233,7 +234,7 @@ std::shared_ptr<Ticket> SendKernel::SendFactors(OpKernelContext* context, Commun
   factors.group = group_;
   factors.priority = priority_;
   factors.on_device = ticket->on_device();
-  factors.is_first_half = divides_;
+  factors.is_first_half = divides_ && joins_;
   const bool may_shorten = least_saving_ < 1 && !communicator->is_on_one_node() && !ticket->on_device();
   for (const Tensor& tensor : ticket->inputs()) {
     if (divides_ && factors.parts.size() == ticket->divided()->factor) {

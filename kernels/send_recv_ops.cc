@@ -50,6 +50,7 @@ REGISTER_OP("PoseidonSend")
     .Attr("least_saving: float = 1.0")
     .Attr("float_sum: bool = false")
     .Attr("divided: int >= 0 = 0")
+    .Attr("joins: bool = true")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SendShape)
@@ -73,6 +74,7 @@ least_saving: A factor travels without its zeros if at least this share of its b
 float_sum: Whether the sum of gradients in half or bfloat16 is a float, not rounded; only with "ps". Each rank decides
   for itself whether its gradient travels in two bytes: others may send it as float.
 divided: With "hfb", which of the tensors is divided by columns: 0 for U, 1 for V.
+joins: With "hfb", whether a PoseidonJoinColumns ends the exchange; if not, PoseidonRecv does.
 )doc");
 
 REGISTER_OP("PoseidonRecv")

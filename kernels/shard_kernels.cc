@@ -4,6 +4,7 @@
 
 #include "shard_kernels.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "dtypes.h"
+#include "join_parts.h"
 #include "process_communicator.h"
 #include "sharding.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -25,6 +27,9 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
+// Pieces of fewer bytes are copied several at once.
+constexpr int64_t kCopiedBytes = 64 << 10;
+
 REGISTER_KERNEL_BUILDER(Name("PoseidonShard").Device(tensorflow::DEVICE_CPU), ShardKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonShardSize").Device(tensorflow::DEVICE_CPU), ShardSizeKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonReduceScatter").Device(tensorflow::DEVICE_CPU), ReduceScatterKernel);
@@ -37,6 +42,13 @@ ShardAttributes::ShardAttributes(OpKernelConstruction* context) {
   OP_REQUIRES_OK(context, context->GetAttr("layout", &path));
   OP_REQUIRES_OK(context, context->GetAttr("owner", &layout_.owner));
   layout_.first = static_cast<uint32_t>(Hash(path));
+  if (!context->HasAttr("divided")) return;
+  OP_REQUIRES_OK(context, context->GetAttr("divided", &divided_));
+  OP_REQUIRES_OK(context, context->GetAttr("columns", &columns_));
+  OP_REQUIRES(context, divided_ < 0 || (divided_ <= 1 && columns_ > 0 && layout_.owner < 0),
+              absl::InvalidArgumentError(absl::StrCat("'", path, "' divides dimension ", divided_, " of a matrix of ",
+                                                      columns_, " columns of owner ", layout_.owner,
+                                                      ", expected 0 or 1 of 1 column or more of owner -1.")));
 }
 
 std::optional<ShardAttributes::Own> ShardAttributes::OwnOf(OpKernelContext* context, const tensorflow::OpKernel& op,
@@ -51,16 +63,36 @@ std::optional<ShardAttributes::Own> ShardAttributes::OwnOf(OpKernelContext* cont
     return std::nullopt;
   }
   const size_t element_bytes = tensorflow::DataTypeSize(dtype);
+  Own own;
+  if (is_of_matrix()) {
+    if (elements % columns_ != 0) {
+      context->SetStatus(
+          absl::InvalidArgumentError(absl::StrCat(op.type_string(), " '", op.name(), "' divides a tensor of ", elements,
+                                                  " elements, expected a matrix of ", columns_, " columns.")));
+      return std::nullopt;
+    }
+    const MatrixParts parts = PartsOf(*communicator, elements);
+    const ColumnRange& range = parts.ranges[communicator->rank()];
+    own.lines = parts.lines;
+    own.elements = range.size() * parts.lines;
+    own.pieces = {{communicator->rank(), range.begin * element_bytes, range.size() * element_bytes}};
+    return own;
+  }
   const KvPairs pairs = communicator->Shards(layout_, elements, element_bytes);
-  Own own = {};
   for (size_t i = 0; i < pairs.size(); ++i) {
     const KvPair pair = pairs[i];
     if (pair.server != communicator->rank()) continue;
-    own.pairs.push_back(pair);
+    own.pieces.push_back(pair);
     own.elements += static_cast<int64_t>(pair.bytes / element_bytes);
   }
   return own;
 }
+
+MatrixParts ShardAttributes::PartsOf(const Communicator& communicator, int64_t elements) const {
+  return DivideMatrix(elements / columns_, columns_, divided_, communicator.size(), communicator.servers());
+}
+
+std::string ShardAttributes::form() const { return absl::StrCat("dimension ", divided_, " of ", columns_, " columns"); }
 
 ShardSizeKernel::ShardSizeKernel(OpKernelConstruction* context) : OpKernel(context), attributes_(context) {
   OP_REQUIRES_OK(context, context->GetAttr("elements", &elements_));
@@ -80,22 +112,28 @@ void ShardKernel::Compute(OpKernelContext* context) {
   if (!own) return;
   Tensor* shard = nullptr;
   OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({own->elements}), &shard));
-  std::vector<size_t> places = {0};  // in the shard
-  for (const KvPair& pair : own->pairs) places.push_back(places.back() + pair.bytes);
+  if (own->elements == 0) return;
+  const auto num_pieces = static_cast<int64_t>(own->pieces.size());  // of a line
+  std::vector<size_t> places = {0};                                  // in the line's part of the shard
+  for (const KvPair& piece : own->pieces) places.push_back(places.back() + piece.bytes);
   const char* const from = static_cast<const char*>(tensor.data());
   char* const to = static_cast<char*>(shard->data());
+  auto copy = [&, line_bytes = tensor.TotalBytes() / own->lines](int64_t i, auto copy_bytes) {
+    const int64_t line = i / num_pieces;
+    const KvPair& piece = own->pieces[i % num_pieces];
+    copy_bytes(to + line * places.back() + places[i % num_pieces], from + line * line_bytes + piece.offset,
+               piece.bytes);
+  };
   if (const std::shared_ptr<OnDevice> place = Place(context)) {
-    for (size_t i = 0; i < own->pairs.size(); ++i) {
-      const KvPair& pair = own->pairs[i];
-      place->device->Copy(place->stream, to + places[i], from + pair.offset, pair.bytes);
+    for (int64_t i = 0; i < own->lines * num_pieces; ++i) {
+      copy(i, [&](char* to, const char* from, size_t bytes) { place->device->Copy(place->stream, to, from, bytes); });
     }
     return context->SetStatus(FailureOf(*place->device));
   }
   auto* const threads = context->device()->tensorflow_cpu_worker_threads()->workers;
-  ForBlocks(threads, static_cast<int64_t>(own->pairs.size()), /*block_size=*/1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      std::memcpy(to + places[i], from + own->pairs[i].offset, own->pairs[i].bytes);
-    }
+  const int64_t at_once = std::max<int64_t>(1, kCopiedBytes / static_cast<int64_t>(own->pieces[0].bytes));
+  ForBlocks(threads, own->lines * num_pieces, at_once, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) copy(i, std::memcpy);
   });
 }
 
@@ -140,6 +178,7 @@ void GatherShardsKernel::ComputeAsync(OpKernelContext* context, DoneCallback don
           " of a tensor of shape ", shape_.DebugString(),
           "; give it what PoseidonShard or PoseidonReduceScatter returns with the same layout and owner.")),
       done);
+  if (attributes_.is_of_matrix()) return Join(context, std::move(done));
   Tensor* tensor = nullptr;
   OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, shape_, &tensor), done);
   Exchange exchange;
@@ -150,6 +189,24 @@ void GatherShardsKernel::ComputeAsync(OpKernelContext* context, DoneCallback don
   exchange.row = shown_.row;
   exchange.is_blocking = shown_.is_blocking;
   Run(context, std::move(exchange), shard, *tensor, done, done);
+}
+
+// The same of parts of a matrix, which lie in it in lines.
+void GatherShardsKernel::Join(OpKernelContext* context, DoneCallback done) {
+  OP_REQUIRES_ASYNC(context, !Place(context),
+                    absl::UnimplementedError(absl::StrCat(
+                        "'", site_, "' joins parts of a matrix on a GPU, expected the host: place the node there.")),
+                    done);
+  Communicator* const communicator = CommunicatorOf(context, *this, site_);
+  const Tensor& shard = context->input(0);
+  Factors factors;
+  factors.site = site_;
+  factors.form = absl::StrCat(DataTypeString(shard.dtype()), " by ", attributes_.form());
+  factors.row = shown_.row;
+  factors.is_blocking = shown_.is_blocking;
+  factors.priority = priority_;
+  JoinParts(context, communicator, std::move(factors), shard, attributes_.PartsOf(*communicator, shape_.num_elements()),
+            shape_, std::move(done));
 }
 
 }  // namespace poseidon

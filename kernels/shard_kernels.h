@@ -8,32 +8,45 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "columns.h"
 #include "exchange_kernels.h"
 #include "kv_pairs.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace poseidon {
 
-// How the ops of one variable divide its tensors, by their attributes.
+// How the ops of one variable divide its tensors, by their attributes: into KV pairs, or as matrices into columns or
+// rows.
 class ShardAttributes {
  public:
   explicit ShardAttributes(tensorflow::OpKernelConstruction* context);
 
   const ShardLayout& layout() const { return layout_; }
+  bool is_of_matrix() const { return divided_ >= 0; }
 
-  // The KV pairs of a tensor that this rank owns, and how many elements they are.
+  // What this rank owns of a tensor: of each of `lines` of elements, all of the same length, these pieces, in bytes.
   struct Own {
-    std::vector<KvPair> pairs;
-    int64_t elements;
+    int64_t lines = 1;
+    std::vector<KvPair> pieces;
+    int64_t elements = 0;  // of all lines
   };
 
-  // Fails the op and returns none if there is no such rank as the owner.
+  // Fails the op and returns none if there is no such rank as the owner, or the tensor is no such matrix.
   std::optional<Own> OwnOf(tensorflow::OpKernelContext* context, const tensorflow::OpKernel& op,
                            const std::string& site, int64_t elements, tensorflow::DataType dtype) const;
 
+  // The parts of a matrix of so many elements.
+  MatrixParts PartsOf(const Communicator& communicator, int64_t elements) const;
+
+  // What must be equal of ranks that join these parts.
+  std::string form() const;
+
  private:
   ShardLayout layout_;
+  int divided_ = -1;     // the dimension of a matrix that is divided; -1: see layout_
+  int64_t columns_ = 0;  // of the matrix
 };
 
 class ShardKernel : public tensorflow::OpKernel {
@@ -74,6 +87,8 @@ class GatherShardsKernel : public ExchangeKernel {
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
 
  private:
+  void Join(tensorflow::OpKernelContext* context, DoneCallback done);
+
   const ShardAttributes attributes_;
   const Shown shown_;
   tensorflow::TensorShape shape_;

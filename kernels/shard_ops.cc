@@ -44,24 +44,31 @@ REGISTER_OP("PoseidonShard")
         " uint64, bool}")
     .Attr("layout: string")
     .Attr("owner: int >= -1 = -1")
+    .Attr("divided: int >= -1 = -1")
+    .Attr("columns: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn(ShardShape)
     .Doc(R"doc(
 Returns this rank's shard of a tensor. Stateful, since a saved graph runs in many jobs.
 
-Tensors with the same number of elements, layout and owner have the same shards, whatever their types. Shards of small
-tensors may be empty.
+Tensors with the same number of elements and the same attributes have the same shards, whatever their types. Shards of
+small tensors may be empty.
 
 tensor: The whole tensor.
 shard: The elements that this rank owns, [n].
 layout: The path of the variable: it chooses which servers own which elements.
 owner: The rank that owns all elements; -1 spreads them over the servers.
+divided: The dimension of a matrix of which each server owns a range, as of the factors of scheme "hfb", whatever the
+  layout: 0 for rows, 1 for columns; the shard is this part, row by row. -1 if the servers own KV pairs.
+columns: The columns of this matrix, whose elements the tensor has in any shape.
 )doc");
 
 REGISTER_OP("PoseidonShardSize")
     .Output("size: int64")
     .Attr("layout: string")
     .Attr("owner: int >= -1 = -1")
+    .Attr("divided: int >= -1 = -1")
+    .Attr("columns: int >= 0 = 0")
     .Attr("elements: int >= 0")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
@@ -69,7 +76,7 @@ REGISTER_OP("PoseidonShardSize")
 Returns how many elements this rank's shard of a tensor has, without the tensor.
 
 size: A scalar.
-layout, owner: Same as in PoseidonShard.
+layout, owner, divided, columns: Same as in PoseidonShard.
 elements: The number of elements of the tensor.
 )doc");
 
@@ -108,6 +115,8 @@ REGISTER_OP("PoseidonGatherShards")
     .Attr("site: string")
     .Attr("layout: string")
     .Attr("owner: int >= -1 = -1")
+    .Attr("divided: int >= -1 = -1")
+    .Attr("columns: int >= 0 = 0")
     .Attr("shape: shape")
     .Attr("priority: int = 0")
     .SetIsStateful()
@@ -119,7 +128,7 @@ Gives every rank the tensor of which all ranks have shards: the way down of Pose
 shard: This rank's shard of the tensor, [n].
 tensor: The whole tensor, with the same bits on all ranks.
 site: A name that is the same on all ranks and not in flight twice.
-layout, owner: Same as in PoseidonShard.
+layout, owner, divided, columns: Same as in PoseidonShard. A matrix that is divided is joined on the host.
 shape: The tensor's shape.
 priority: Same as in PoseidonSync.
 )doc");

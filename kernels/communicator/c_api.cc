@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "columns.h"
 #include "loopback_transport.h"
 #include "socket_transport.h"
 #include "text.h"
@@ -236,15 +237,32 @@ void poseidon_reply(Communicator* communicator, int32_t peer, int64_t number, co
   communicator->Reply(peer, static_cast<uint64_t>(number), std::string(begin, begin + num_bytes), is_refusal);
 }
 
-int64_t poseidon_shards(const Communicator* communicator, const char* layout, int32_t owner, int64_t elements,
-                        int64_t capacity, int32_t* ranks, int64_t* ends) {
+int64_t poseidon_shards(const Communicator* communicator, const char* layout, int32_t owner, int32_t divided,
+                        int64_t columns, int64_t elements, int64_t capacity, int64_t* lines, int32_t* ranks,
+                        int64_t* ends) {
+  int64_t size = 0;
+  auto add = [&](int rank, int64_t end) {
+    if (size < capacity) {
+      ranks[size] = rank;
+      ends[size] = end;
+    }
+    ++size;
+  };
+  if (divided >= 0) {
+    const poseidon::MatrixParts parts =
+        poseidon::DivideMatrix(elements / columns, columns, divided, communicator->size(), communicator->servers());
+    *lines = parts.lines;
+    for (int server : communicator->servers()) {  // in the order of their ranges
+      if (parts.ranges[server].size() > 0) add(server, parts.ranges[server].end);
+    }
+    return size;
+  }
   constexpr size_t kElementBytes = 4;  // of any type, shards have as many elements
   const poseidon::ShardLayout of_variable = {static_cast<uint32_t>(poseidon::Hash(layout)), owner};
   const poseidon::KvPairs pairs = communicator->Shards(of_variable, static_cast<size_t>(elements), kElementBytes);
-  const auto size = static_cast<int64_t>(pairs.size());
-  for (int64_t i = 0; i < std::min(size, capacity); ++i) {
-    ranks[i] = pairs[i].server;
-    ends[i] = static_cast<int64_t>((pairs[i].offset + pairs[i].bytes) / kElementBytes);
+  *lines = 1;
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    add(pairs[i].server, static_cast<int64_t>((pairs[i].offset + pairs[i].bytes) / kElementBytes));
   }
   return size;
 }

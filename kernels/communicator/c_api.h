@@ -98,10 +98,13 @@ int32_t poseidon_next_question(poseidon::Communicator* communicator, double seco
 void poseidon_reply(poseidon::Communicator* communicator, int32_t peer, int64_t number, const void* bytes,
                     int64_t num_bytes, bool is_refusal);
 
-// Which elements of a tensor make up the shards of ranks, see Communicator::Shards: writes the rank of each run of
-// them, and where it ends, for at most `capacity`; returns how many there are. `owner` is that of ShardLayout.
-int64_t poseidon_shards(const poseidon::Communicator* communicator, const char* layout, int32_t owner, int64_t elements,
-                        int64_t capacity, int32_t* ranks, int64_t* ends);
+// Which elements of a tensor make up the shards of ranks, see Communicator::Shards, or DivideMatrix if `divided` is not
+// negative: the same of each of `lines` of elements, all of the same length. Writes the rank of each run of the
+// elements of a line, and where it ends, for at most `capacity`; returns how many there are. `owner` is that of
+// ShardLayout.
+int64_t poseidon_shards(const poseidon::Communicator* communicator, const char* layout, int32_t owner, int32_t divided,
+                        int64_t columns, int64_t elements, int64_t capacity, int64_t* lines, int32_t* ranks,
+                        int64_t* ends);
 
 // Waits at most `seconds` and returns 1 when the exchange is complete, -1 when it failed, 0 when
 // it still runs.

@@ -12,6 +12,7 @@ import pytest
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import JobError
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.job.communicator import join_sockets
 from tf_poseidon.options import JobOptions
@@ -152,10 +153,11 @@ def test_a_question_is_answered_by_another_thread():
 
 def test_shards_are_those_of_the_ops():
     with job(3, kv_pair_bytes=4096) as ranks:
-        runs = ranks[0].shards("weights", -1, 10_000)
-        assert runs == ranks[2].shards("weights", -1, 10_000) and {rank for rank, _ in runs} == {0, 1, 2}
+        lines, runs = ranks[0].shards(10_000, Division("weights"))
+        assert (lines, runs) == ranks[2].shards(10_000, Division("weights")) and lines == 1
+        assert {rank for rank, _ in runs} == {0, 1, 2}
         assert [run.start for _, run in runs] == [0, *(run.stop for _, run in runs[:-1])] and runs[-1][1].stop == 10_000
-        assert ranks[0].shards("weights", 1, 100) == [(1, slice(0, 100))]
+        assert ranks[0].shards(100, Division("weights", 1)) == (1, [(1, slice(0, 100))])
 
 
 # Nodes as a transport reports them: ranks in any order, in different numbers per node.

@@ -25,14 +25,14 @@ def job(size, **options):
             rank.leave()
 
 
-def rebuilt(poseidon, u, v, scheme, contributes, shape=None, out_type=None):
-    """Returns the gradient and whether factors were complete, as tensors of one rank."""
-    divided = {"divided": int(u.shape[1] < v.shape[1])} if scheme == "hfb" else {}
+def rebuilt(poseidon, u, v, scheme, contributes, shape=None, out_type=None, joins=True):
+    """Returns the gradient, or a rank's part of it, and whether factors were complete, as tensors of one rank."""
+    divided = {"divided": int(u.shape[1] < v.shape[1]), "joins": joins} if scheme == "hfb" else {}
     ticket = poseidon.poseidon_send(tensors=[u, v], contributes=contributes, site="w", scheme=scheme, form=scheme,
                                     **divided)
     (all_u, all_v), complete = poseidon.poseidon_recv(ticket=ticket, T=[u.dtype, v.dtype])
     product = poseidon.sufficient_factor_outer_product(u=all_u, v=all_v, Tout=out_type or u.dtype)
-    if scheme == "hfb":
+    if scheme == "hfb" and joins:
         product = poseidon.poseidon_join_columns(ticket=ticket, part=product, site="w",
                                          shape=shape or [u.shape[1], v.shape[1]])
     return product, complete
@@ -106,6 +106,22 @@ def test_bytes_are_those_of_the_plan_and_halves_count_as_one():
             assert counts["short_factor_bytes"] == counts["factor_bytes"] == 2 * 4 * k * (m * size + n)
             rows = [event[0] for event in rank.events()["events"] if event[1] == "w"]
             assert rows == ["hfb"] * 2
+
+
+def test_parts_that_ranks_keep_have_bytes_of_one_way():
+    m, n, k, size = 64, 16 * 3 * 20, 8, 3
+    factors = factors_of(size, m, n, lambda rank: k)
+    with job(size) as ranks:
+        for rank in ranks:
+            rank.record_events(100)
+        parts = run(ranks, factors, ["hfb"] * size, joins=False)
+        expected = sum(u.T @ v for u, v in factors)
+        for i, rank in enumerate(ranks):
+            np.testing.assert_array_equal(parts[i][0], expected[:, i * n // size:(i + 1) * n // size])
+            counts = rank.statistics()["sites"]["w"]
+            each_way = 4 * (k * m * (size - 1) + k * n * (size - 1) / size)
+            assert counts["sent_bytes"] == counts["received_bytes"] == 2 * each_way and counts["count"] == 2
+            assert [event[0] for event in rank.events()["events"] if event[1] == "w"] == ["hfb"] * 2
 
 
 def test_columns_cross_the_network_straight_and_other_parts_once_for_a_node():

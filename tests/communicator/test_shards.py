@@ -9,6 +9,7 @@ from tf_poseidon import ops
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import exchanges
 from tf_poseidon.graph_passes.graph import indexed_graph
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.job import communicator
 from tf_poseidon.options import JobOptions
 
@@ -131,6 +132,57 @@ def test_narrow_on_the_wire(job, dtype, kernel):
         np.testing.assert_array_equal(own, expected)
 
 
+# (rows, columns, the dimension that is divided); even, uneven, and with fewer blocks of 16 than ranks.
+MATRICES = [(12, 960, 1), (7, 1003, 1), (1003, 7, 0), (300, 200, 0), (5, 20, 1), (3, 9, 0)]
+
+
+@pytest.mark.parametrize("job", JOBS, indirect=True)
+@pytest.mark.parametrize("rows, columns, divided", MATRICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
+def test_matrices_are_divided_by_columns_or_rows(job, rows, columns, divided, dtype):
+    """As the ops and the communicator say."""
+    division = Division("x", divided=divided, columns=columns)
+    whole = np.arange(rows * columns).reshape(rows, columns)
+    if dtype != "float32":
+        whole %= 2
+
+    def of_rank(rank):
+        own = ops.shard(tf.cast(whole, dtype), *division)
+        gathered = ops.gather_shards(own, "shards", [columns, 1, rows], *division)
+        return tf.cast(own, tf.int32), tf.cast(gathered, tf.int32), ops.shard_size(whole.size, *division)
+
+    lines, runs = job[0].shards(whole.size, division)
+    assert lines == (rows if divided else 1) and {rank.shards(whole.size, division)[0] for rank in job} == {lines}
+    assert max(run.stop - run.start for _, run in runs) * lines <= whole.size / len(job) + 16 * whole.size / (
+        columns if divided else rows)
+    of_rank_0 = dict(runs)
+    for rank, (own, gathered, size) in enumerate(run(job, of_rank)):
+        expected = whole.reshape(lines, -1)[:, of_rank_0.get(rank, slice(0))]
+        np.testing.assert_array_equal(own, expected.reshape(-1))
+        np.testing.assert_array_equal(gathered.reshape(whole.shape), whole)
+        assert size == own.size
+    for own, in run(job, lambda rank: [ops.shard(tf.constant(whole, tf.float32), *division)], "emulated_gpu")[:1]:
+        np.testing.assert_array_equal(own, whole.reshape(lines, -1)[:, of_rank_0.get(0, slice(0))].reshape(-1))
+
+
+@pytest.mark.parametrize("job", ["nodes"], indirect=True)
+def test_parts_of_matrices_are_sent_once_to_each_other_rank(job):
+    division = Division("x", divided=1, columns=3 * 16 * 10)
+
+    def of_rank(rank):
+        return ops.gather_shards(ops.shard(tf.ones([64, division.columns]), *division), "s", [64, division.columns],
+                                 *division)
+
+    for rank in job:
+        rank.record_events(100)
+    run(job, of_rank)
+    for rank in job:
+        site = rank.statistics()["sites"]["s"]
+        each = 2 * 4 * 64 * division.columns * 2 // 3  # in two steps
+        assert (site["sent_bytes"], site["received_bytes"], site["count"]) == (each, each, 2)
+        assert [event[:2] for event in rank.events()["events"]] == [["shards", "s"]] * 2
+
+
 @pytest.mark.parametrize("job", ["nodes"], indirect=True)
 def test_each_half_sends_half_as_much(job):
     count = 3 * 16 * 1024
@@ -191,7 +243,24 @@ def test_static_shapes(dtype):
     (lambda _: ops.reduce_scatter(tf.zeros(3), "s", "x", dtype=tf.float64),
      "'s' sums a gradient of type float as double, expected its own type, or float for half and bfloat16"),
     (lambda _: ops.gather_shards(tf.zeros(3), "s", [4], "x"),
-     "'s' gathers a shard of 3 elements, expected 4 of a tensor of shape .4.; give it what PoseidonShard")])
+     "'s' gathers a shard of 3 elements, expected 4 of a tensor of shape .4.; give it what PoseidonShard"),
+    (lambda _: ops.shard(tf.zeros(7), "x", divided=1, columns=3),
+     "divides a tensor of 7 elements, expected a matrix of 3 columns"),
+    (lambda _: ops.shard(tf.zeros(6), "x", divided=2, columns=3),
+     "'x' divides dimension 2 of a matrix of 3 columns of owner -1, expected 0 or 1 of 1 column or more of owner -1")])
 def test_refusals(job, build, says):
     with pytest.raises(tf.errors.InvalidArgumentError, match=says):
         run(job, build)
+
+
+@pytest.mark.parametrize("job", ["alone"], indirect=True)
+def test_parts_of_a_matrix_are_joined_on_the_host(job):
+    with pytest.raises(tf.errors.UnimplementedError, match="'s' joins parts of a matrix on a GPU, expected the host"):
+        run(job, lambda _: ops.gather_shards(tf.zeros(6), "s", [2, 3], "x", divided=1, columns=3), "emulated_gpu")
+
+
+@pytest.mark.parametrize("job", ["nodes"], indirect=True)
+def test_other_parts_are_refused(job):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'s' cannot be joined, since rank . has another kind"):
+        run(job, lambda rank: ops.gather_shards(ops.shard(tf.zeros([6, 6]), "x", divided=rank % 2, columns=6), "s",
+                                                [6, 6], "x", divided=rank % 2, columns=6))

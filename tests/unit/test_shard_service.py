@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import JobError
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.job.job_variables.holdings import Extent
 from tf_poseidon.job.job_variables.holdings import Holding
@@ -39,20 +40,24 @@ class Rank:
         self.number = self.service.add(self.variable, self.holding)
 
     def assign(self, value):
-        runs = [run for rank, run in self.communicator.shards("weights", -1, value.size)
-                if rank == self.communicator.rank]
-        shard = np.concatenate([value.reshape(-1)[run] for run in runs])
+        lines, runs = self.communicator.shards(value.size, self.holding.division)
+        shard = np.concatenate([value.reshape(lines, -1)[:, run] for rank, run in runs
+                                if rank == self.communicator.rank], 1).reshape(-1)
         self.service.assign(self.number, tf.constant(value), tf.constant(shard))
 
     def read(self):
         return self.service.whole(self.number)
 
 
-@pytest.fixture
-def ranks():
+@pytest.fixture(params=[Division("weights"), Division("weights", divided=1, columns=SHAPE[1])],
+                ids=["KV pairs", "columns"])
+def ranks(request):
     """Two ranks, which leave when the threads that answer have ended."""
     communicators = join_loopback(2, JobOptions(kv_pair_bytes=4096, timeout_s=10.0))
-    yield [Rank(communicator) for communicator in communicators]
+    ranks = [Rank(communicator) for communicator in communicators]
+    for rank in ranks:
+        rank.holding.division = request.param
+    yield ranks
     communicators[0].abort("the test is over")
     for thread in threading.enumerate():
         if thread.name == "tf_poseidon shards":

@@ -24,6 +24,7 @@ from tf_poseidon.errors import JobError
 from tf_poseidon.errors import LONGEST
 from tf_poseidon.errors import shortened
 from tf_poseidon.graph_passes.graph import graph_steps
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.ops import library
 from tf_poseidon.options import JobOptions
 
@@ -87,7 +88,8 @@ def _functions() -> ctypes.CDLL:
         ("next_question", number, [handle, ctypes.c_double, ctypes.POINTER(number), ctypes.POINTER(ctypes.c_int64),
                                    text]),
         ("reply", None, [handle, number, ctypes.c_int64, handle, ctypes.c_int64, ctypes.c_bool]),
-        ("shards", ctypes.c_int64, [handle, text, number, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(number),
+        ("shards", ctypes.c_int64, [handle, text, number, number, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64,
+                                    ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(number),
                                     ctypes.POINTER(ctypes.c_int64)]),
         ("wait", number, [handle, ctypes.c_double, text]),
         ("has_factors", ctypes.c_bool, [handle]),
@@ -324,22 +326,25 @@ class Communicator:
         text = encoded(shortened(reason))
         self._lib.poseidon_reply(self._handle, peer, number, text, len(text), True)
 
-    def shards(self, layout: str, owner: int, elements: int) -> list[tuple[int, slice]]:
+    def shards(self, elements: int, division: Division) -> tuple[int, list[tuple[int, slice]]]:
         """Returns which elements of a tensor make up the shards of ranks, in order.
 
         Args:
-            layout, owner: Same as in `ops.shard`.
             elements: The number of elements of the tensor.
+            division: How ranks divide it.
 
         Returns:
-            (the rank, a run of its elements) for each run.
+            (number of lines of elements, all of the same length, of which the tensor consists; (the rank, a run of
+            elements of each line) for each run).
         """
-        number = 0
+        number, lines = 0, ctypes.c_int64()
+        layout, owner, divided, columns = division
         while True:
             ranks, ends = (ctypes.c_int32 * number)(), (ctypes.c_int64 * number)()
-            needed = self._lib.poseidon_shards(self._handle, encoded(layout), owner, elements, number, ranks, ends)
+            needed = self._lib.poseidon_shards(self._handle, encoded(layout), owner, divided, columns, elements, number,
+                                               lines, ranks, ends)
             if needed <= number:
-                return [(rank, slice(begin, end)) for rank, begin, end in zip(ranks, [0, *ends], ends)]
+                return lines.value, [(rank, slice(begin, end)) for rank, begin, end in zip(ranks, [0, *ends], ends)]
             number = needed
 
     def use_for_ops(self) -> None:

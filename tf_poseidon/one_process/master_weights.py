@@ -22,8 +22,8 @@ from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.partition.preparation import working_copies
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.job.job_variables import holdings
-from tf_poseidon.job.job_variables.holdings import Division
 from tf_poseidon.job.job_variables.holdings import Extent
 from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.joined_job import Job

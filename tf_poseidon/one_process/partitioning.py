@@ -33,7 +33,7 @@ from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.graph_passes.partition.preparation import results as results_lib
 from tf_poseidon.graph_passes.partition.propagate import row_inputs
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
-from tf_poseidon.job.job_variables import holdings
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.job.verify import Verifier
 from tf_poseidon.one_process import late_results
 from tf_poseidon.one_process import master_weights
@@ -173,7 +173,7 @@ class Partition:
         report: The `report.PartitionReport`.
         agreement_text: The text that must be the same on all ranks before they run it.
         shards: The variables of which each rank holds its shard.
-        divisions: The `Division` of each of these.
+        divisions: The `states.Division` of each of these.
         held_whole: The variables that may hold shards, of which each rank must hold the whole.
         has_sites: Whether it synchronises anything.
         weights: The variables whose gradients it sums, by path; of masters that hold shards, their copies.
@@ -189,7 +189,7 @@ class Partition:
     report: report_lib.PartitionReport
     agreement_text: str
     shards: tuple[tf.Variable, ...]
-    divisions: tuple[holdings.Division, ...]
+    divisions: tuple[Division, ...]
     held_whole: tuple[tf.Variable, ...]
     has_sites: bool
     weights: Mapping[str, tf.Variable]
@@ -261,7 +261,7 @@ class _Parts:
 
     graph: partitioner.PartitionedGraph
     results: late_results.LateResults | None
-    divisions: Sequence[tuple[tf.Variable, holdings.Division]]
+    divisions: Sequence[tuple[tf.Variable, Division]]
     copies: Sequence[tuple[tf.Tensor, str]]
     held_whole: tuple[tf.Variable, ...]
 
@@ -300,8 +300,8 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         paths | copies.named(paths), summands=_named(variables, held), candidates=_named(variables, candidates or ()),
         shards={name: variable.division.layout for name, variable in sharded.items() if variable.holds_shard},
         shard_candidates=shard_candidates,
-        owners=dict(variable.division for variable in sharded.values()
-                    if variable.holds_shard and variable.division.owner >= 0), loads=options.loads)
+        owners={variable.division.layout: variable.division.owner for variable in sharded.values()
+                if variable.holds_shard and variable.division.owner >= 0}, loads=options.loads)
 
     def partitioned_for(known: partitioner.KnownVariables) -> partitioner.PartitionedGraph:
         return partitioner.partition(copies.used_in(copies.of(known.shards, known.shard_candidates)), outputs,
@@ -329,7 +329,7 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         if _is_shorter(undivided := partitioned_for(of_whole), partitioned, options):
             known, partitioned = of_whole, undivided
     masters = copies.of(known.shards, known.shard_candidates)
-    divisions = [(variable, holdings.Division(layout, partitioned.owners.get(layout, -1)))
+    divisions = [(variable, Division(layout, partitioned.owners.get(layout, -1)))
                  for name, variable in variables.items() if (layout := partitioned.shards.get(name)) is not None]
     held_whole = tuple(variable for name, variable in sharded.items() if name not in partitioned.shards
                        and (name in copies.updated or not _is_master(variable)))

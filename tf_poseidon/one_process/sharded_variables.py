@@ -28,8 +28,8 @@ import tensorflow as tf
 from tf_poseidon import ops
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.job.communicator import Communicator
-from tf_poseidon.job.job_variables.holdings import Division
 from tf_poseidon.job.job_variables.holdings import Extent
 from tf_poseidon.job.job_variables.holdings import Holding
 from tf_poseidon.job.job_variables.holdings import Initial
@@ -179,7 +179,7 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
         of_size = self._holding.initial.of_size
         if of_size is None:
             return ops.shard(self._initial(), *self.division)
-        size = ops.shard_size(self.division.layout, self._holding.num_elements, self.division.owner)
+        size = ops.shard_size(self._holding.num_elements, *self.division)
         return tf.cast(of_size(int(size)), self.dtype)
 
 

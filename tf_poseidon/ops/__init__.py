@@ -49,31 +49,36 @@ def sync(gradient: tf.Tensor, site: str, contributes: tf.Tensor | bool = True, s
             shape=tf.TensorShape(shape), wire_dtype=wire_dtype or "", eager=tf.executing_eagerly()))
 
 
-def shard(tensor: tf.Tensor, layout: str, owner: int = -1) -> tf.Tensor:
+def shard(tensor: tf.Tensor, layout: str, owner: int = -1, divided: int = -1, columns: int = 0) -> tf.Tensor:
     """Returns this rank's shard of a tensor that it has whole: the elements that it owns.
 
     Args:
         tensor: Numeric or bool tensor of any shape.
-        layout: The variable's path. Tensors with the same number of elements, layout and owner have the same shards,
-            whatever their types.
+        layout: The variable's path. Tensors with the same number of elements and the same of these arguments have the
+            same shards, whatever their types.
         owner: The rank that owns all elements; -1 spreads them over the servers.
+        divided: The dimension of a matrix of which each server owns a range: 0 for rows, 1 for columns; -1 if the
+            servers own KV pairs.
+        columns: The columns of this matrix.
 
     Returns:
         [n], of the tensor's type; empty where this rank owns nothing.
     """
     with _beside("PoseidonShard", tensor):
-        return _unordered(library.load()[0].poseidon_shard(tensor=tensor, layout=layout, owner=owner))
+        return _unordered(library.load()[0].poseidon_shard(
+            tensor=tensor, layout=layout, owner=owner, divided=divided, columns=columns))
 
 
-def shard_size(layout: str, elements: int, owner: int = -1) -> tf.Tensor:
+def shard_size(elements: int, layout: str, owner: int = -1, divided: int = -1, columns: int = 0) -> tf.Tensor:
     """Returns the number of elements of this rank's `shard` of a tensor, a scalar.
 
     Args:
-        layout, owner: Same as in `shard`.
         elements: The number of elements of the tensor.
+        layout, owner, divided, columns: Same as in `shard`.
     """
     with tf.device("CPU:0"):
-        return library.load()[0].poseidon_shard_size(layout=layout, owner=owner, elements=elements)
+        return library.load()[0].poseidon_shard_size(
+            layout=layout, owner=owner, divided=divided, columns=columns, elements=elements)
 
 
 def reduce_scatter(gradient: tf.Tensor, site: str, layout: str, owner: int = -1, contributes: tf.Tensor | bool = True,
@@ -96,21 +101,22 @@ def reduce_scatter(gradient: tf.Tensor, site: str, layout: str, owner: int = -1,
             eager=tf.executing_eagerly()))
 
 
-def gather_shards(own_shard: tf.Tensor, site: str, shape: tf.TensorShape, layout: str, owner: int = -1) -> tf.Tensor:
+def gather_shards(own_shard: tf.Tensor, site: str, shape: tf.TensorShape, layout: str, owner: int = -1,
+                  divided: int = -1, columns: int = 0) -> tf.Tensor:
     """Returns the whole tensor of which each rank has its `shard`.
 
     Args:
         own_shard: [n], this rank's; numeric or bool.
         site: A name that is the same on all ranks and not in flight twice.
         shape: The tensor's shape, fully known.
-        layout, owner: Same as in `shard`.
+        layout, owner, divided, columns: Same as in `shard`.
 
     Returns:
         A tensor of this shape, with the same bits on all ranks.
     """
-    with _beside("PoseidonGatherShards", own_shard):
+    with tf.device("CPU:0") if divided >= 0 else _beside("PoseidonGatherShards", own_shard):
         return _unordered(library.load()[0].poseidon_gather_shards(
-            shard=own_shard, site=site, layout=layout, owner=owner, shape=shape))
+            shard=own_shard, site=site, layout=layout, owner=owner, divided=divided, columns=columns, shape=shape))
 
 
 def sync_slices(gradient: tf.IndexedSlices, shape: tf.TensorShape, site: str, contributes: tf.Tensor | bool = True,

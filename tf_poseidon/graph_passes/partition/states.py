@@ -6,6 +6,7 @@ Tests: tests/graphs/test_partition.py.
 """
 
 import dataclasses
+import typing
 
 from tensorflow.core.framework import types_pb2
 
@@ -58,9 +59,39 @@ class Own:
         return "own"
 
 
+class Division(typing.NamedTuple):
+    """How ranks divide the tensors of a layout.
+
+    Attributes:
+        layout: The path of the variable after which they are cut into KV pairs; "" if a function is to decide it.
+        owner: The rank that owns all of them; -1 spreads them over the servers.
+        divided: The dimension of a matrix of which each server owns a range, as where half factors travel: 0 or 1; -1
+            if the servers own KV pairs.
+        columns: The columns of this matrix.
+    """
+
+    layout: str
+    owner: int = -1
+    divided: int = -1
+    columns: int = 0
+
+    @property
+    def is_of_matrix(self) -> bool:
+        """Whether servers own columns or rows of a matrix."""
+        return self.divided >= 0
+
+    @property
+    def attributes(self) -> dict[str, str | int]:
+        """The attributes of the ops of shards that say so, apart from defaults."""
+        matrix: dict[str, str | int] = {"divided": self.divided, "columns": self.columns} if self.is_of_matrix else {}
+        return {"layout": self.layout, **({"owner": self.owner} if self.owner >= 0 else {}), **matrix}
+
+
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """The elements of the one-process value that the rank owns as server: its KV pairs, one after the other, flat.
+    """The elements of the one-process value that the rank owns as server, flat: its KV pairs, one after the other.
+
+    Or its columns or rows of a matrix, as the `Division` of the layout says.
 
     Attributes:
         layout: The path of the variable after which its KV pairs are assigned to servers. Tensors of the same layout

@@ -8,11 +8,12 @@ Tests: tests/unit/test_shard_service.py, tests/training/test_sharded_update.py, 
 from collections.abc import Callable
 import enum
 import threading
-import typing
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tf_poseidon.graph_passes.partition.states import Division
 
 # In the resource of what is not held: a graph that still reads it fails, or computes what is not a number.
 _NOTHING = [np.nan, np.nan]
@@ -39,18 +40,6 @@ class Initial:
         self.of_size = of_size
 
 
-class Division(typing.NamedTuple):
-    """How ranks divide a variable.
-
-    Attributes:
-        layout: The path of the variable after which it is cut into shards; "" if a function is to decide it.
-        owner: The rank that owns all of it; -1 spreads it over the servers.
-    """
-
-    layout: str
-    owner: int = -1
-
-
 class Holding:
     """What this rank holds of a variable.
 
@@ -62,7 +51,7 @@ class Holding:
         resource: The resource of this rank's shard.
         whole_resource: The resource of the whole.
         copy: A variable of another type that has the whole, cast, while this rank holds its shard; None without one.
-        division: How ranks divide it.
+        division: How ranks divide it, its `states.Division`.
         extent: How much of it is held.
         assignments: How often the program has assigned the variable outside of steps while it was not whole.
         former: The shard before the last assignment, for ranks that have not come as far; None where there are none.

@@ -23,8 +23,8 @@ import tensorflow as tf
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import JobEndedError
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.job.communicator import Communicator
-from tf_poseidon.job.job_variables.holdings import Division
 from tf_poseidon.job.job_variables.holdings import Extent
 from tf_poseidon.job.job_variables.holdings import Holding
 
@@ -48,6 +48,35 @@ class _Question(typing.NamedTuple):
     updates: int
     assignments: int
     division: Division | None
+
+
+class _Elements(typing.NamedTuple):
+    """Which elements of a variable make up the shard of a rank.
+
+    Attributes:
+        lines: The number of lines, all of the same length, of which the variable consists.
+        runs: The elements of each line.
+    """
+
+    lines: int
+    runs: list[slice]
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return self.lines * sum(run.stop - run.start for run in self.runs)
+
+    def of(self, whole: np.ndarray) -> np.ndarray:
+        """Returns these elements of a variable."""
+        lines = whole.reshape(self.lines, -1)
+        return np.concatenate([lines[:, :0], *(lines[:, run] for run in self.runs)], 1).reshape(-1)
+
+    def put(self, shard: np.ndarray, whole: np.ndarray) -> None:
+        """Writes a shard to its place in a variable, which is contiguous."""
+        lines, own, begin = whole.reshape(self.lines, -1), shard.reshape(self.lines, -1), 0
+        for run in self.runs:
+            lines[:, run] = own[:, begin:begin + run.stop - run.start]
+            begin += run.stop - run.start
 
 
 class ShardService:
@@ -105,14 +134,14 @@ class ShardService:
         """Returns the whole of a variable of which this rank holds its shard."""
         holding = self._held(number)
         elements, own = self._elements(holding, holding.division), self._communicator.rank
-        parts = {rank: np.empty(sum(run.stop - run.start for run in runs), holding.dtype.as_numpy_dtype)
-                 for rank, runs in elements.items() if rank != own}
+        parts = {rank: np.empty(of_rank.size, holding.dtype.as_numpy_dtype) for rank, of_rank in elements.items()
+                 if rank != own}
         self._ask_others(_SHARD, number, parts)
         holding.former = None  # all have come as far
         parts[own] = holding.read().numpy()
         whole = np.empty(holding.num_elements, holding.dtype.as_numpy_dtype)
-        for rank, runs in elements.items():
-            _put(whole, runs, parts[rank])
+        for rank, of_rank in elements.items():
+            of_rank.put(parts[rank], whole)
         return whole.reshape(holding.shape)
 
     def lend(self, number: int, whole: Any) -> None:
@@ -178,11 +207,12 @@ class ShardService:
         # Errors have the first line.
         return self._communicator.ask(rank, f"{what} of {holding.path}\n{json.dumps(question)}", out)
 
-    def _elements(self, holding: Holding, division: Division) -> dict[int, list[slice]]:
-        """Returns, by rank, the runs of elements of a variable that make up its shard."""
-        elements: dict[int, list[slice]] = {rank: [] for rank in range(self._communicator.size)}
-        for rank, run in self._communicator.shards(*division, holding.num_elements):
-            elements[rank].append(run)
+    def _elements(self, holding: Holding, division: Division) -> dict[int, _Elements]:
+        """Returns, by rank, the elements of a variable that make up its shard."""
+        lines, runs = self._communicator.shards(holding.num_elements, division)
+        elements = {rank: _Elements(lines, []) for rank in range(self._communicator.size)}
+        for rank, run in runs:
+            elements[rank].runs.append(run)
         return elements
 
     # ---- what this rank answers ----
@@ -229,8 +259,8 @@ class ShardService:
             return _initial(holding)
         if question.what == _OFFERED:
             assert self._offered is not None, "it is asked for while it is offered"
-            return self._offered if question.division is None else _cut(
-                self._offered, self._elements(holding, question.division)[peer])
+            return self._offered if question.division is None else self._elements(
+                holding, question.division)[peer].of(self._offered)
         with holding.lock:
             ahead = holding.assignments - question.assignments
             if ahead < 0 or int(self._updates.numpy()) < question.updates:
@@ -253,23 +283,22 @@ class ShardService:
             return holding.read().numpy() if holding.division == division else None
         elements = self._elements(holding, division)[self._communicator.rank]
         if holding.extent is Extent.WHOLE:
-            return _cut(holding.read().numpy().reshape(-1), elements)
+            return elements.of(holding.read().numpy())
         if holding.initial.of_size is None:
             return None
-        size = sum(run.stop - run.start for run in elements)
-        return tf.cast(holding.initial.of_size(size), holding.dtype).numpy()
+        return tf.cast(holding.initial.of_size(elements.size), holding.dtype).numpy()
 
     def _taken(self, number: int, holding: Holding, peer: int) -> np.ndarray:
         """Assigns what `peer` offers."""
         own = self._elements(holding, holding.division)[self._communicator.rank]
         takes_whole = holding.extent is Extent.WHOLE or holding.copy is not None
-        size = holding.num_elements if takes_whole else sum(run.stop - run.start for run in own)
+        size = holding.num_elements if takes_whole else own.size
         offered = self._ask(peer, _OFFERED, number, np.empty(size, holding.dtype.as_numpy_dtype), takes_whole)()
         whole = tf.constant(offered.reshape(holding.shape)) if takes_whole else None
         if holding.extent is Extent.WHOLE:
             holding.assign(whole)
         else:
-            holding.assign(tf.constant(_cut(offered, own) if takes_whole else offered), whole)
+            holding.assign(tf.constant(own.of(offered) if takes_whole else offered), whole)
         holding.former = None
         return np.empty(0, np.uint8)
 
@@ -320,16 +349,3 @@ def _counter() -> Any:
 
 def _initial(holding: Holding) -> np.ndarray:
     return tf.cast(holding.initial.whole(), holding.dtype).numpy()
-
-
-def _cut(whole: np.ndarray, runs: Iterable[slice]) -> np.ndarray:
-    """Returns runs of elements of a vector, one after the other."""
-    return np.concatenate([whole[:0], *(whole[run] for run in runs)])
-
-
-def _put(whole: np.ndarray, runs: Iterable[slice], part: np.ndarray) -> None:
-    """Writes runs of elements, one after the other, to their places in a vector."""
-    begin = 0
-    for run in runs:
-        whole[run] = part[begin:begin + run.stop - run.start]
-        begin += run.stop - run.start
