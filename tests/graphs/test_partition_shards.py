@@ -15,6 +15,7 @@ from tf_poseidon.graph_passes.partition import early_updates
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition.preparation import inline
 from tf_poseidon.graph_passes.partition.preparation import working_copies
+from tf_poseidon.graph_passes.partition.states import Division
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
 BATCHES = (7, 1, 0, 12)
@@ -360,13 +361,15 @@ def test_one_rank_owns_what_no_shard_can_update(update):
     _check(update, expected.owned or expected.kinds, names if expected.owned else set(), {0: 9, 1: 0, 2: 0})
 
 
-@pytest.mark.parametrize("loads", [{}, {0: 9, 1: 0, 2: 0}], ids=["shards", "owners"])
+@pytest.mark.parametrize("how", [{}, {"loads": {0: 9, 1: 0, 2: 0}},
+                                 {"divisions": {"weights": Division("weights", divided=1, columns=700)}}],
+                         ids=["shards", "owners", "columns"])
 @pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.__name__)
-def test_updates_that_wait_for_no_rank_are_found(update, loads):
+def test_updates_that_wait_for_no_rank_are_found(update, how):
     graph, _, done, read = make(update)
     step = tf.compat.v1.graph_util.extract_sub_graph(inline.inline(graph.as_graph_def(), [done]), [done.split(":")[0]])
     partitioned = partition_lib.partition(step, [done], grappler.add_shapes, partition_lib.KnownVariables(
-        shard_candidates=_layouts(update, read), loads=loads))
+        shard_candidates=_layouts(update, read), **how))
     found = early_updates.find(partitioned.graph_def, partitioned.shards)
     # Slots of two of these use no gradient.
     assert found == (partitioned.shards.keys() if update in (early, decayed, of_the_same) else set())
@@ -430,16 +433,36 @@ def test_new_weights_come_back_in_the_type_in_which_they_are_read(update, kinds,
     _compare((graph, initial, done, values), flat, partitioned)
 
 
-def _check(update, kinds, held, loads=None):
+@pytest.mark.parametrize("divided, columns", [(0, SHAPE[1]), (1, 700), (1, SHAPE[1])])
+@pytest.mark.parametrize("update", [momentum, nesterov, decayed, clipped, guarded, of_one_element, also_whole, by_rows,
+                                    products, early], ids=lambda update: update.__name__)
+def test_updates_run_on_columns_or_rows_of_matrices(update, divided, columns):
+    """Elements of any matrix with as many of them; what no shard can update, no rank owns."""
+    expected = UPDATES[update]
+    kinds = sorted("sum" if kind == "scatter" else kind for kind in expected.kinds)
+    partitioned = _check(update, kinds, {"slot0"} if expected.held else set(), {0: 9, 1: 0, 2: 0},
+                         Division("weights", divided=divided, columns=columns))
+    assert not any(division.owner >= 0 for division in partitioned.divisions.values())
+    nodes = {node.name: node for node in partitioned.graph_def.node}
+    of_sum = [node for node in nodes.values() if node.op == "PoseidonShard"
+              and nodes[node.input[0]].op == "PoseidonSync"]
+    assert len(of_sum) == expected.kinds.count("scatter")
+
+
+def _check(update, kinds, held, loads=None, division=None):
     graph, initial, done, read = make(update)
     layouts = _layouts(update, read)
     flat = inline.inline(graph.as_graph_def(), [initial, done, *read.values()])
     partitioned = partition_lib.partition(flat, [initial, done], grappler.add_shapes, partition_lib.KnownVariables(
-        {} if UPDATES[update].slots else {name: name for name in read}, shard_candidates=layouts, loads=loads or {}))
+        {} if UPDATES[update].slots else {name: name for name in read}, shard_candidates=layouts, loads=loads or {},
+        divisions={division.layout: division} if division else {}))
     assert sorted(exchange.kind for exchange in partitioned.report.exchanges) == kinds, partitioned.report
     assert partitioned.shards.keys() == held
-    assert sorted(partitioned.owners.values()) == [1, 2][:UPDATES[update].trained] * bool(loads and held)
+    if not division:
+        assert {owner for _, owner, *_ in partitioned.divisions.values()} - {-1} == set(
+            [1, 2][:UPDATES[update].trained] * bool(loads and held))
     _compare((graph, initial, done, read), flat, partitioned)
+    return partitioned
 
 
 def _compare(of_one_process, flat, partitioned):
@@ -449,9 +472,10 @@ def _compare(of_one_process, flat, partitioned):
         expected = run(session, (initial, done, list(read.values())), lambda feeds: feeds)
     names = [initial, done, *read.values()]
     for size in partitioning.RANKS:
-        owners = {layout: owner % size for layout, owner in partitioned.owners.items()}
+        divisions = {layout: division._replace(owner=division.owner % size) if division.owner >= 0 else division
+                     for layout, division in partitioned.divisions.items()}
         of_size = partition_lib.partition(flat, names, grappler.add_shapes, partition_lib.KnownVariables(
-            shards=partitioned.shards, owners=owners))
+            shards=partitioned.shards, divisions=divisions))
         joined, of_ranks = partitioning.on_ranks(of_size, size)
         with tf.compat.v1.Session(graph=joined) as session:
             found = run(session, (of_ranks[0], of_ranks[1], of_ranks[2:]), lambda feeds: {

@@ -13,7 +13,7 @@ RANKS = 2
 BOUND = 1e-9  # as in test_training.py
 
 
-@pytest.fixture(scope="module", params=["whole", "shards", "owners"])
+@pytest.fixture(scope="module", params=["whole", "shards", "columns", "owners"])
 def updates(request):
     """What ranks update of an optimizer's variables."""
     return request.param

@@ -45,6 +45,45 @@ def mixed(is_full):
             for ranks in ((2, 3) if is_full else (2 + i % 2,))]
 
 
+# Programs that are also run with half factors: in one function and in several, in steps that overlap, and with slots
+# that are assigned; and where an owner, norms or a loop make ranks keep whole variables, or shards of another kind.
+AS_HALF_FACTORS = ("momentum", "adam", "muon", "global_clipnorm-adam", "distributed", "overlapping", "recompiled",
+                   "looped", "bfloat16-adamw", "float16-adam", "used")
+
+
+def as_half_factors(is_full):
+    """Returns the cases of programs whose matrices travel as half factors."""
+    return [Case(FILE, name, ranks, "ps", ("--hfb",)) for i, name in enumerate(AS_HALF_FACTORS)
+            for ranks in ((2, 3) if is_full else (2 + i % 2,))]
+
+
+@pytest.mark.table(cases=lambda is_full: [case for case in as_half_factors(is_full)
+                                          if case.name not in train_sharded.MIXED])
+def test_ranks_that_update_columns_compute_what_one_process_does(jobs, case):
+    test_ranks_compute_what_one_process_does(jobs, case)
+
+
+@pytest.mark.needs(*(dataclasses.replace(case, options=("--hfb", "--whole")) for case in as_half_factors(False)))
+@pytest.mark.table(cases=lambda is_full: [case for case in as_half_factors(is_full) if case.name not in OF_NORMS])
+def test_columns_have_the_bits_of_the_whole(jobs, case):
+    whole = jobs.arrays(dataclasses.replace(case, options=("--hfb", "--whole")))[0]
+    for name, value in jobs.arrays(case)[0].items():
+        if not name.startswith("local/"):
+            assert whole[name].tobytes() == value.tobytes(), name
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "bfloat16-adamw"])
+def test_each_rank_holds_its_columns_or_rows(jobs, name):
+    """Of slots, and of weights that layers cast; in blocks of 16. Biases that are made of factors stay whole."""
+    case = next(case for case in as_half_factors(False) if case.name == name)
+    for key in ("local/slots", *(["local/weights"] if name in train_sharded.MIXED else [])):
+        of_ranks = np.array([arrays[key] for arrays in jobs.arrays(case)])
+        held, whole = of_ranks[..., 0], of_ranks[0, :, 1]
+        matrices = np.isin(whole, (8 * 300, 300 * 160))
+        assert matrices.any() and (held[:, matrices].sum(0) == whole[matrices]).all()
+        assert (held[:, matrices] <= whole[matrices] * (1 / case.ranks + 16 / 300)).all()
+
+
 @pytest.mark.table(cases=of_one_process)
 def test_ranks_compute_what_one_process_does(jobs, case):
     one = jobs.one_process(case)

@@ -1,6 +1,7 @@
-"""Trains with callbacks that write files, on several ranks: train_saving.py DIRECTORY [interrupt] [shards | owners].
+"""Trains with callbacks that write files, on several ranks: train_saving.py DIRECTORY [interrupt] [HOW].
 
-With "shards", each rank holds a part of each slot; with "owners", of an optimizer for which one rank updates a matrix.
+With HOW "shards", each rank holds a part of each slot; with "columns", columns or rows of those of matrices; with
+"owners", of an optimizer for which one rank updates a matrix.
 """
 
 import functools
@@ -22,14 +23,14 @@ class Interrupt(keras.callbacks.Callback):
             raise RuntimeError("interrupted on purpose")
 
 
-def make_model(optimizer):
-    """Returns a model that has every kind of state: accumulators, slots, statistics, seeds."""
+def make_model(optimizer, accumulates):
+    """Returns a model that has every kind of state: accumulators, perhaps, slots, statistics, seeds."""
     x = keras.Input((8,))
-    h = keras.layers.Dense(16, "tanh", use_bias=False)(x)
+    h = keras.layers.Dense(16 if accumulates else 60, "tanh", use_bias=False)(x)
     h = keras.layers.BatchNormalization(synchronized=True)(h)
     model = keras.Model(x, keras.layers.Dense(3)(keras.layers.GaussianNoise(0.0, seed=3)(h)))
     # Three steps do not divide an epoch: gradients are on their way when it ends.
-    model.compile(optimizer(0.01, gradient_accumulation_steps=3), "mse", metrics=["mae"])
+    model.compile(optimizer(0.01, gradient_accumulation_steps=3 if accumulates else None), "mse", metrics=["mae"])
     return model
 
 
@@ -37,11 +38,12 @@ def main(directory, *how):
     directory = pathlib.Path(directory)
     keras.config.set_floatx("float64")
     keras.utils.set_random_seed(1)
-    is_owned, is_sharded = "owners" in how, bool({"shards", "owners"}.intersection(how))
-    strategy = poseidon.PoseidonStrategy("ps" if is_owned else "auto", timeout_s=30, shard_update=is_sharded)
+    is_owned, is_sharded = "owners" in how, bool({"shards", "columns", "owners"}.intersection(how))
+    strategy = poseidon.PoseidonStrategy("ps" if is_owned else "auto", timeout_s=30, shard_update=is_sharded,
+                                         pins={"*/kernel": "hfb"} if "columns" in how else None)
     with strategy.scope():
         model = make_model(keras.optimizers.Adafactor if is_owned else functools.partial(
-            keras.optimizers.Adam, epsilon=1e-3))
+            keras.optimizers.Adam, epsilon=1e-3), "columns" not in how)  # what is accumulated is no product
     # Another path than on the other ranks, to see who writes and reads.
     own, backup = directory / str(strategy.rank), directory / "0" / "backup" / "latest.weights.h5"
     callbacks = [
@@ -61,7 +63,7 @@ def main(directory, *how):
                         callbacks=callbacks)
     state = [*model.weights, *(v for v in model.optimizer.variables if "accum" not in v.path)]
     np.savez(directory / f"state.{strategy.rank}.npz", *[v.numpy() for v in state], epochs=history.epoch, x=x,
-             predictions=model.predict(x, verbose=0))
+             iterations=model.optimizer.iterations.numpy(), predictions=model.predict(x, verbose=0))
     # Written a moment ago by rank 0, read by all.
     model.load_weights(directory / "0" / "best.weights.h5")
     model.load_weights(backup)

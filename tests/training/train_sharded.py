@@ -1,4 +1,7 @@
-"""Programs whose ranks update shards: train_sharded.py OUT POLICY [--whole] NAME...; with --whole, they update all."""
+"""Programs whose ranks update shards: train_sharded.py OUT POLICY [--whole] [--hfb] NAME...
+
+With --whole, they update all; with --hfb, gradients of matrices travel as half factors.
+"""
 
 import functools
 import pathlib
@@ -55,7 +58,8 @@ def _arrays(*models_and_optimizers):
     held = np.array([(tf.size(slot._holding.read()), slot.shape.num_elements()) for slot in slots]).reshape(-1, 2)
     return {"local/weights": np.array([(tf.size(weight._holding.read()), weight.shape.num_elements())
                                        for weight in weights]).reshape(-1, 2),
-            "local/held": held.sum(0), "local/owned": held[[slot.division.owner >= 0 for slot in slots]],
+            "local/held": held.sum(0), "local/slots": held,
+            "local/owned": held[[slot.division.owner >= 0 for slot in slots]],
             **{f"variables/{i:02}": variable.numpy() for i, variable in enumerate(variables)}}
 
 
@@ -283,9 +287,10 @@ PROGRAMS = {**{name: functools.partial(optimizer, name) for name in OPTIMIZERS},
 
 
 def main(out, policy, *names):
-    strategy = poseidon.PoseidonStrategy(policy, timeout_s=60, shard_update="--whole" not in names)
+    strategy = poseidon.PoseidonStrategy(policy, timeout_s=60, shard_update="--whole" not in names,
+                                         pins={"*/kernel": "hfb"} if "--hfb" in names else None)
     for name in names:
-        if name == "--whole":
+        if name.startswith("--"):
             continue
         keras.backend.clear_session()
         keras.config.set_floatx("float64")

@@ -39,6 +39,7 @@ from tf_poseidon.graph_passes.match import biases
 from tf_poseidon.graph_passes.match import casts
 from tf_poseidon.graph_passes.match import factors
 from tf_poseidon.graph_passes.match import slices
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.graph_passes.write import agreement_text
 from tf_poseidon.graph_passes.write import rewrite as rewrite_lib
 from tf_poseidon.graph_passes.write import writers
@@ -176,21 +177,25 @@ class RewriteSession:
         return self._find(passes.TrainingGraph(Graph(graph_def, shapes), training_step.facts_of(graph_def)))
 
     def layouts_of_factors(self, graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts,
-                           add_shapes: AddShapes) -> set[str]:
+                           add_shapes: AddShapes) -> dict[str, Division | None]:
         """Returns the layouts of shards whose gradient the planner would let travel as factors, if all needed it whole.
+
+        With the `Division` of what servers rebuild of half factors; None where every rank rebuilds the gradient.
 
         Args:
             graph_def: A partitioned GraphDef.
             facts: What is known about its step.
             add_shapes: Same as in `rewrite`.
         """
-        if self.planner.given is not None:  # it plans those of which all ranks need the whole
-            whole = {decision.site for decision in self.planner.given.decisions}
-            return {node.attr["layout"].s.decode() for node in graph_def.node
-                    if node.op == poseidon_markers.SCATTER and node.attr["site"].s.decode() in whole}
         whole_graph, layouts = _with_whole_gradients(graph_def)
-        return {layouts[decision.site] for decision in self._policy(whole_graph, facts, add_shapes).decisions
-                if decision.scheme != planning.PS and decision.site in layouts}
+        given = self.planner.given
+        if given is not None:  # it plans those of which no rank needs the usual shard
+            return {layouts[site.name]: _division(layouts[site.name], site, site.is_divided)
+                    for site in given.sites if site.name in layouts}
+        plan = self._policy(whole_graph, facts, add_shapes)
+        return {layouts[site.name]: _division(layouts[site.name], site, decision.scheme == planning.HFB)
+                for site, decision in zip(plan.sites, plan.decisions, strict=True)
+                if decision.scheme != planning.PS and site.name in layouts}
 
     def step_seconds(self, graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts,
                      add_shapes: AddShapes) -> float | None:
@@ -309,6 +314,13 @@ def _with_whole_gradients(graph_def: graph_pb2.GraphDef) -> tuple[graph_pb2.Grap
             for attribute in ("layout", "owner", "Tout"):
                 node.attr.pop(attribute, None)
     return result, {node.attr["site"].s.decode(): node.attr["layout"].s.decode() for node in scattered}
+
+
+def _division(layout: str, site: planning.Site, is_divided: bool) -> Division | None:
+    """Returns the `Division` by half factors of a gradient that has some, if it is divided as these."""
+    factors = site.factors
+    return None if factors is None or not is_divided else Division(
+        layout, divided=factors.divided, columns=factors.n)
 
 
 def _outcome(training: passes.TrainingGraph) -> RewriteOutcome:

@@ -296,12 +296,12 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
     shard_candidates |= {
         name: variable.division.layout for name, variable in sharded.items()
         if variable.may_hold_shard and (name in copies.candidates or not _is_master(variable))}
+    held_divisions = sorted(variable.division for variable in sharded.values() if variable.holds_shard)
     known = partitioner.KnownVariables(
         paths | copies.named(paths), summands=_named(variables, held), candidates=_named(variables, candidates or ()),
         shards={name: variable.division.layout for name, variable in sharded.items() if variable.holds_shard},
-        shard_candidates=shard_candidates,
-        owners={variable.division.layout: variable.division.owner for variable in sharded.values()
-                if variable.holds_shard and variable.division.owner >= 0}, loads=options.loads)
+        shard_candidates=shard_candidates,  # of several divisions of a layout, an owner's
+        divisions={division.layout: division for division in held_divisions}, loads=options.loads)
 
     def partitioned_for(known: partitioner.KnownVariables) -> partitioner.PartitionedGraph:
         return partitioner.partition(copies.used_in(copies.of(known.shards, known.shard_candidates)), outputs,
@@ -311,6 +311,9 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
     while True:
         partitioned = partitioned_for(known)
         as_factors = _shorter_as_factors(partitioned, options)
+        of_matrices = {layout: division for layout, division in as_factors.items()
+                       if division is not None and layout not in known.shards.values()}
+        whole = as_factors.keys() - of_matrices.keys()
         partitioned = dataclasses.replace(partitioned, graph_def=early_updates.delayed(
             partitioned.graph_def, partitioned.shards))
         early = early_updates.find(partitioned.graph_def, partitioned.shards)
@@ -318,18 +321,18 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
             raise GraphError(f"It may update '{paths[holding[0]]}', of which each rank holds a shard, before "
                              "other ranks have begun the step.")
         left = {name: layout for name, layout in known.shard_candidates.items()
-                if partitioned.shards.get(name, layout) not in as_factors and name not in early
+                if partitioned.shards.get(name, layout) not in whole and name not in early
                 and (name not in copies.candidates or name in partitioned.shards)}
-        if len(left) == len(known.shard_candidates):
+        if len(left) == len(known.shard_candidates) and not of_matrices:
             break
-        known = dataclasses.replace(known, shard_candidates=left)
+        known = dataclasses.replace(known, shard_candidates=left, divisions={**known.divisions, **of_matrices})
     if (partitioned.shards.keys() - known.shards.keys() and options.memory_bytes is not None
             and _bytes(variables.values()) <= options.memory_bytes // 2):
         of_whole = dataclasses.replace(known, shard_candidates={})
         if _is_shorter(undivided := partitioned_for(of_whole), partitioned, options):
             known, partitioned = of_whole, undivided
     masters = copies.of(known.shards, known.shard_candidates)
-    divisions = [(variable, Division(layout, partitioned.owners.get(layout, -1)))
+    divisions = [(variable, partitioned.divisions[layout])
                  for name, variable in variables.items() if (layout := partitioned.shards.get(name)) is not None]
     held_whole = tuple(variable for name, variable in sharded.items() if name not in partitioned.shards
                        and (name in copies.updated or not _is_master(variable)))
@@ -343,15 +346,19 @@ def _is_master(variable: tf.Variable) -> bool:
     return isinstance(variable, master_weights.MasterWeight)
 
 
-def _shorter_as_factors(partitioned: partitioner.PartitionedGraph, options: PartitionOptions) -> set[str]:
-    """Returns the layouts of shards whose gradient would not travel as a sum if it were whole: then it should be.
+def _shorter_as_factors(partitioned: partitioner.PartitionedGraph, options: PartitionOptions,
+                        ) -> dict[str, Division | None]:
+    """Returns the layouts of shards whose gradient would not travel as a sum if it were whole, with their `Division`s.
 
-    Every rank rebuilds it from factors, and updates all of the variable, which is to come from nowhere else.
+    Where servers rebuild columns or rows of it, each should update these. Where every rank rebuilds it, or one would
+    have to own the variable, there is none: all ranks update all of it, which is to come from nowhere else.
     """
     if options.session is None or options.rows is None or not partitioned.shards:
-        return set()
+        return {}
     facts = training_step.StepFacts(rows=options.rows_of_rank, global_rows=options.rows)
-    return options.session.layouts_of_factors(partitioned.graph_def, facts, grappler.add_shapes)
+    found = options.session.layouts_of_factors(partitioned.graph_def, facts, grappler.add_shapes)
+    return {layout: division if partitioned.divisions[layout].owner < 0 else None
+            for layout, division in found.items()}
 
 
 def _is_shorter(graph: partitioner.PartitionedGraph, other: partitioner.PartitionedGraph,

@@ -44,6 +44,11 @@ class Factors:
         return max(self.m, self.n)
 
     @property
+    def divided(self) -> int:
+        """The factor that half factors divide, the wide one: 0 for U, 1 for V; so the dimension of the gradient."""
+        return int(self.n > self.m)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of one worker's factors, as they travel."""
         return round(self.rows * (self.m + self.n) * self.itemsize * self.sent_share) + self.extra_bytes
@@ -94,6 +99,8 @@ class Site:
         is_waited_for: Whether the step computes nothing until its exchange is complete.
         cast_from: Name of the type of two bytes from which the graph casts each rank's dense gradient; None if it does
             not. Then ranks send their gradients in that type, and get the sum in `dtype`.
+        is_divided: Whether each rank needs those columns of the sum alone, or rows if U is the wider factor, that it
+            makes of half factors.
     """
 
     name: str
@@ -109,6 +116,7 @@ class Site:
     depth: int | None = dataclasses.field(default=0, repr=False)
     is_waited_for: bool = dataclasses.field(default=False, repr=False)
     cast_from: str | None = dataclasses.field(default=None, repr=False)
+    is_divided: bool = dataclasses.field(default=False, repr=False)
 
     @property
     def num_bytes(self) -> int | None:

@@ -16,8 +16,8 @@ from tensorflow.core.framework import node_def_pb2
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 
-_SCATTER = "PoseidonReduceScatter"
-_SUMS = ("PoseidonSync", "PoseidonSyncSlices", _SCATTER)
+_SCATTER, _SYNC = "PoseidonReduceScatter", "PoseidonSync"
+_SUMS = (_SYNC, "PoseidonSyncSlices", _SCATTER)
 _ENTERS, _BRANCHES = ("Enter", "RefEnter"), ("Switch", "RefSwitch")
 
 
@@ -42,7 +42,7 @@ def delayed(graph_def: graph_pb2.GraphDef, shards: Mapping[str, str]) -> graph_p
     in_loops = _behind(graph, [node for node in graph_def.node if node.op in _ENTERS])
     not_always = in_loops | _behind(graph, [node for node in graph_def.node if node.op in _BRANCHES])
     scatters = {node.attr["layout"].s.decode(): node.name for node in graph_def.node
-                if node.op == _SCATTER and node.name not in not_always}
+                if node.name not in not_always and (node.op == _SCATTER or _is_shard_of_sum(graph, node))}
     behind = _behind(graph, [node for node, _ in early])
     waits = {node.name: scatters[shards[source]] for node, source in early
              if node.name not in in_loops and scatters.get(shards[source], node.name) not in {*behind, node.name}}
@@ -78,6 +78,10 @@ def _behind(graph: graph_lib.Graph, nodes: Iterable[node_def_pb2.NodeDef]) -> se
             seen.add(name)
             queue += [reader.name for reader in graph.consumers(name)]
     return seen
+
+
+def _is_shard_of_sum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:
+    return node.op == "PoseidonShard" and graph.node(node.input[0]).op == _SYNC
 
 
 def _is_empty(graph: graph_lib.Graph, tensor: str) -> bool:

@@ -15,6 +15,7 @@ from tf_poseidon.graph_passes.partition.propagate import held_summands
 from tf_poseidon.graph_passes.partition.propagate import propagation as propagate_lib
 from tf_poseidon.graph_passes.partition.propagate import shard_summands
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import State
 
@@ -26,18 +27,20 @@ class Ownership:
 
     A layout's candidates are tried as shards; then as what one rank owns, if some need their values whole, or the
     gradient besides; then as shards again, unless some need their values whole. If there are some of other shapes,
-    which cannot be shards, it is tried as what one rank owns at first.
+    which cannot be shards, it is tried as what one rank owns at first. What is divided as a matrix has no owner.
     """
 
     def __init__(self, sizes: graph_sizes.Sizes, paths: Mapping[str, str], shards: Mapping[str, str],
-                 candidates: Mapping[str, str], owners: Mapping[str, int], loads: Mapping[int, int]) -> None:
+                 candidates: Mapping[str, str], divisions: Mapping[str, Division], loads: Mapping[int, int]) -> None:
         """Makes all candidates shards; the arguments are those of `partitioner.KnownVariables`."""
-        self._sizes, self._shards, self._owners, self._loads = sizes, shards, owners, loads
+        self._sizes, self._shards, self._divisions, self._loads = sizes, shards, divisions, loads
+        of_matrices = {layout for layout, division in divisions.items() if division.is_of_matrix}
+        self._known_owned = {layout for layout, division in divisions.items() if division.owner >= 0}
         self._candidates = {name: candidates[name] for name in held_summands.candidates(sizes.graph, candidates)}
         self._layouts = _layouts_of(sizes.graph, paths, {**shards, **self._candidates})
-        can_be_owned = set(self._layouts.values()) - set(shards.values()) if loads else set[str]()
+        can_be_owned = set(self._layouts.values()) - set(shards.values()) - of_matrices if loads else set[str]()
         of_other_shapes = {layout for name, layout in self._layouts.items() if self._candidates.get(name) == ""}
-        self._owned = owners.keys() | of_other_shapes & can_be_owned
+        self._owned = self._known_owned | of_other_shapes & can_be_owned
         self._can_be_owned = can_be_owned - self._owned
         self._can_be_shards = set(self._layouts.values())
 
@@ -63,26 +66,27 @@ class Ownership:
         whole = shard_summands.made_whole(self._sizes, propagated.states, propagated.outcomes, fetches,
                                           propagate_lib.UPDATES)
         besides = shard_summands.with_whole_summand(self._sizes, propagated.states, propagated.outcomes)
-        self._owned -= {shard.layout for shard in whole if shard.owned} - self._owners.keys()
+        self._owned -= {shard.layout for shard in whole if shard.owned} - self._known_owned
         self._can_be_shards -= {shard.layout for shard in whole if not shard.owned}
         moved = {shard.layout for shard in whole | besides if not shard.owned} & self._can_be_owned
         self._owned |= moved
         self._can_be_owned -= moved
         return self.held() != former
 
-    def owners(self) -> dict[str, int]:
-        """Returns the owner of each layout that has one: the largest first, each to whom owns the fewest bytes."""
+    def divisions(self) -> dict[str, Division]:
+        """Returns the `Division` of each layout; the owner of one, the largest first, is who owns the fewest bytes."""
         bytes_of = collections.Counter[str]()
         for name, tensor in _values(self._sizes.graph).items():
             layout = self._layouts.get(name)
-            if layout in self._owned - self._owners.keys():
+            if layout in self._owned - self._known_owned:
                 dtype = tensors.dtype_of(self._sizes.graph.node(tensor), graph_lib.output_of(tensor))
                 bytes_of[layout] += self._sizes.bytes(tensors.canonical(tensor), dtype).fixed or 0
-        loads, owners = dict(self._loads), dict(self._owners)
+        loads, owners = dict(self._loads), dict[str, int]()
         for layout in sorted(bytes_of, key=lambda layout: (-bytes_of[layout], layout)):
             owners[layout] = min(loads, key=lambda rank: (loads[rank], rank))
             loads[owners[layout]] += bytes_of[layout]
-        return owners
+        return {layout: Division(layout, owners[layout]) if layout in owners
+                else self._divisions.get(layout, Division(layout)) for layout in self.layouts.values()}
 
 
 def _layouts_of(graph: graph_lib.Graph, paths: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:

@@ -46,7 +46,8 @@ class KnownVariables:
         shards: The layouts of those that hold shards.
         shard_candidates: The layouts of those that hold shards if the graph needs none of these whole; "" of one that
             may belong to those of some layout, see `Ownership`.
-        owners: The owners of those of the layouts of `shards` that have one.
+        divisions: The `Division`s of layouts of `shards` and `shard_candidates` that servers do not own by KV pairs;
+            those that a candidate is to have are of matrices.
         loads: The bytes that each rank owns that may own layouts of candidates whose update cannot be computed of
             shards; none if there are to be no more owners.
     """
@@ -56,7 +57,7 @@ class KnownVariables:
     candidates: Collection[str] = ()
     shards: Mapping[str, str] = dataclasses.field(default_factory=dict)
     shard_candidates: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    divisions: Mapping[str, states.Division] = dataclasses.field(default_factory=dict)
     loads: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
@@ -70,7 +71,7 @@ class PartitionedGraph:
         report: The `report.PartitionReport`.
         summands: Names of the nodes from which the resources of variables that hold summands come.
         shards: The layouts of variables that hold shards, by the same names.
-        owners: The owners of those of these layouts that have one.
+        divisions: The `Division`s of these layouts.
         own: The numbers of the fetches of which each rank has its own rows; those of all ranks follow one another.
     """
 
@@ -79,7 +80,7 @@ class PartitionedGraph:
     report: report_lib.PartitionReport
     summands: frozenset[str]
     shards: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    divisions: Mapping[str, states.Division] = dataclasses.field(default_factory=dict)
     own: frozenset[int] = frozenset()
 
 
@@ -110,7 +111,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     needed = [fetch for fetch in fetches if fetch not in own]
     given = frozenset(variables.summands)
     summands = given | held_summands.candidates(sizes.graph, variables.candidates)
-    ownership = Ownership(sizes, variables.paths, variables.shards, variables.shard_candidates, variables.owners,
+    ownership = Ownership(sizes, variables.paths, variables.shards, variables.shard_candidates, variables.divisions,
                           variables.loads)
     while True:
         held: dict[str, states.State] = ownership.held()
@@ -124,9 +125,9 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
         if not ownership.changed(propagated, fetches) and not whole:
             break
         summands -= whole
-    layouts, owners = ownership.layouts, ownership.owners()
+    layouts, divisions = ownership.layouts, ownership.divisions()
     writer = graph_writer.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, variables.paths),
-                                      owners)
+                                      divisions)
     nodes, fetched, of_rows = writer.write(fetches, kept, own)
     for node in nodes:
         if "_output_shapes" in node.attr:
@@ -142,7 +143,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     report = report_lib.PartitionReport(
         tuple(exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
         graph_writer.num_by_rows(propagated), len(propagated.ordered))
-    return PartitionedGraph(graph_def, tuple(fetched), report, summands, layouts, owners,
+    return PartitionedGraph(graph_def, tuple(fetched), report, summands, layouts, divisions,
                             frozenset(i for i, fetch in enumerate(fetches) if fetch in of_rows))
 
 

@@ -9,7 +9,7 @@ Ensures: nodes that convert a tensor are below "poseidon/" and the tensor's name
 | partial | held | the summand, zeros on ranks without rows |
 | partial | whole | `PoseidonSync`, whose site is then planned; other reductions by gathering |
 | rows | whole | `PoseidonAllGather`; blocks of rows lie beside each other meanwhile |
-| partial | shard | `PoseidonReduceScatter` |
+| partial | shard | `PoseidonReduceScatter`; of a matrix that is divided, `PoseidonSync` and a copy |
 | whole | shard | a copy of its elements |
 | shard | whole | `PoseidonGatherShards` |
 | owned shard | owned | a Switch, whose other output is dead on the owner |
@@ -126,7 +126,8 @@ class Conversions:
             value, native = self.tensor(name, native.shard), native.shard
         if state == HELD and native == SUM:
             return self._selected(value, self._parts.part(place)[1], dtype, f"{prefix}/held")
-        if isinstance(state, Shard) and isinstance(native, Partial) and self._exchanges.can_scatter(native, dtype):
+        if (isinstance(state, Shard) and isinstance(native, Partial)
+                and self._exchanges.can_scatter(native, state, dtype)):
             return self._exchanges.scattered(value, native, state, dtype, prefix, place, name)
         if state != WHOLE:
             whole = value if native == WHOLE else self.tensor(name, WHOLE)
@@ -134,7 +135,7 @@ class Conversions:
                 return self._selected(whole, self._parts.part(place)[2], dtype, f"{prefix}/held")
             if isinstance(state, Shard):
                 writer = self._written.writer(f"{prefix}/shard", self._written.device_of(value))
-                return writer.add("", "PoseidonShard", [whole], T=dtype, **self._written.division(state))
+                return writer.add("", "PoseidonShard", [whole], T=dtype, **self._written.division(state).attributes)
             if len(self._written.rows_nodes) > 1:
                 prefix = f"{prefix}/for/{rows_node}"
             return self._from_whole(whole, name, state, dtype, prefix, frames_lib.Place(place.frame, rows_node))
@@ -152,7 +153,7 @@ class Conversions:
         shard = self.tensor(name, state.shard)
         host = self._written.writer(f"{prefix}/owner", HOST)
         size = host.add("size", "PoseidonShardSize", [f"^{graph_lib.node_of(shard)}"], elements=1,
-                        **self._written.division(state.shard))
+                        **self._written.division(state.shard).attributes)
         is_owner = host.add("", "Cast", [size], SrcT=types_pb2.DT_INT64, DstT=types_pb2.DT_BOOL)
         writer = self._written.writer(f"{prefix}/owned", self._written.device_of(shard))
         entrance = self._entrances[name, state] = writer.add("enter", "Switch", [shard, is_owner], T=dtype)

@@ -153,21 +153,23 @@ class GraphExchanges:
         contributes = (writer.constant("contributes", np.array(True), value) if state == HELD
                        else self._parts.part(place)[1])
         return writer.add("", "PoseidonReduceScatter", [value, contributes], T=dtype, Tout=dtype,
-                          shape=self._written.constant_shape(name), **self._written.division(shard),
+                          shape=self._written.constant_shape(name), **self._written.division(shard).attributes,
                           **exchange.attributes)
 
     def joined_shards(self, value: str, shard: Shard, dtype: int, prefix: str, place: frames_lib.Place,
                       name: str) -> str:
         """Gives every rank the shards of all ranks, which are the tensor."""
         exchange = self._exchange("shards", name, self._written.constant_shape(name), dtype, place.frame)
-        device = self._where_exchanged("PoseidonGatherShards", value, dtype)
+        division = self._written.division(shard)
+        device = HOST if division.is_of_matrix else self._where_exchanged("PoseidonGatherShards", value, dtype)
         writer = self._written.writer(f"{prefix}/whole", device, exchange.provenance)
         return writer.add("", "PoseidonGatherShards", [value], T=dtype, shape=self._written.constant_shape(name),
-                          **self._written.division(shard), **exchange.attributes)
+                          **division.attributes, **exchange.attributes)
 
-    def can_scatter(self, state: Partial, dtype: int) -> bool:
-        """Whether ranks can get shards of a sum of summands."""
-        return state in (SUM, HELD) and dtype in _SUMMED and self.is_in_step
+    def can_scatter(self, state: Partial, shard: Shard, dtype: int) -> bool:
+        """Whether ranks can get shards alone of a sum of summands."""
+        return (state in (SUM, HELD) and dtype in _SUMMED and self.is_in_step
+                and not self._written.division(shard).is_of_matrix)
 
     def taken_from_one(self, value: str, dtype: int, prefix: str, frame: frames_lib.Frame, name: str) -> str:
         """Gives every rank the value of rank 0."""

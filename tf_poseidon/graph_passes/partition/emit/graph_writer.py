@@ -30,6 +30,7 @@ from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes.poseidon_rows import ROWS
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Owned
@@ -46,19 +47,19 @@ class GraphWriter:
     """Writes one partitioned graph."""
 
     def __init__(self, sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated, trained: Mapping[str, str],
-                 accumulated: Mapping[str, str], owners: Mapping[str, int]) -> None:
+                 accumulated: Mapping[str, str], divisions: Mapping[str, Division]) -> None:
         """Makes a writer.
 
         Args:
             sizes: The `Sizes` of the one-process graph.
             propagated: The `Propagated` states of its tensors.
             trained, accumulated: The results of `naming.variables_of`.
-            owners: The owners of layouts that have one.
+            divisions: The `Division`s of its layouts.
         """
         self._graph = sizes.graph
         self._sizes = sizes
         self._propagated = propagated
-        self._written = WrittenGraph(sizes, propagated, owners)
+        self._written = WrittenGraph(sizes, propagated, divisions)
         self._parts = RowParts(self._written)
         self._exchanges = GraphExchanges(self._written, self._parts, trained, accumulated)
         self._conversions = Conversions(self._written, self._parts, self._exchanges)

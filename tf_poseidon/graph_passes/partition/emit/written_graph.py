@@ -19,6 +19,7 @@ from tf_poseidon.graph_passes.partition.propagate import propagation as propagat
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes.poseidon_rows import ROWS
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import State
@@ -41,8 +42,8 @@ class WrittenGraph:
     """
 
     def __init__(self, sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated,
-                 owners: Mapping[str, int]) -> None:
-        """Makes a graph without nodes; `owners` are the owners of layouts that have one."""
+                 divisions: Mapping[str, Division]) -> None:
+        """Makes a graph without nodes; `divisions` are the `Division`s of its layouts."""
         self.nodes: list[node_def_pb2.NodeDef] = []
         self.sizes = sizes
         self.original = sizes.graph
@@ -51,7 +52,7 @@ class WrittenGraph:
         self.places = {node.name: frames_lib.Place(propagated.frames[node.name], propagated.rows_nodes[node.name])
                        for node in propagated.ordered}
         self.rows_nodes = {node.name: node for node in poseidon_rows.find(self.original.graph_def)}
-        self._owners = owners
+        self._divisions = divisions
 
     def elements_of_row(self, tensor: str, dimension: int) -> int | None:
         """Returns how many elements of a dimension belong to one row, None if unknown."""
@@ -78,9 +79,9 @@ class WrittenGraph:
         graph_lib.set_names(writer.nodes[-1].attr["names"], [name])
         return declared
 
-    def division(self, shard: Shard) -> dict[str, str | int]:
-        """Returns the attributes of ops that say how ranks divide a tensor."""
-        return {"layout": shard.layout} | ({"owner": self._owners[shard.layout]} if shard.owned else {})
+    def division(self, shard: Shard) -> Division:
+        """Returns how ranks divide a tensor."""
+        return self._divisions[shard.layout]
 
     def computed_state(self, tensor: str) -> State:
         """Returns the state in which a tensor is computed."""
