@@ -7,19 +7,23 @@ import dataclasses
 import pathlib
 import time
 
+import loopback_ranks
 import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_graphs
 
+from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes import session
 from tf_poseidon.graph_passes.find import poseidon_markers
+from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
+from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.graph_passes.write import horovod_ops
 from tf_poseidon.graph_passes.write import rewrite as rewrite_lib
 from tf_poseidon.graph_passes.write import send_receive
@@ -71,6 +75,88 @@ def test_recognised(name):
     known = name != "unknown_rows"
     assert {d.scheme for d in result.plan.decisions} == {"sfb" if known else "ps"}
     assert all(site.factors or site.bias_of for site in result.sites)
+
+
+# (M, N), the dimension of which ranks have parts, and whether these are what they make of half factors.
+KEPT = [((5, 100), 1, True), ((100, 5), 0, True), ((40, 40), 0, True), ((40, 40), 1, False), ((5, 100), 0, False)]
+
+
+@pytest.mark.parametrize("wire_dtype", ["", "bfloat16"])
+@pytest.mark.parametrize("shape, divided, is_kept", KEPT)
+def test_ranks_keep_what_they_make_of_half_factors(shape, divided, is_kept, wire_dtype):
+    """With masks and terms, where nothing else is read; a rank whose graph was not rewritten has all send dense."""
+    division = Division("kernel", divided=divided, columns=shape[1])
+    same = np.arange(np.prod(shape)).reshape(shape) % 4
+
+    def graph_def_of_rank(rank, more_readers=False):
+        with tf.Graph().as_default() as graph:
+            u, v = (tf.compat.v1.placeholder(tf.float32, (rank, columns), name) for columns, name in zip(shape, "uv"))
+            product = tf.matmul(u, v, transpose_a=True)
+            gradient = tf.add_n([product * tf.constant(same, tf.float32), 2.0 * tf.constant(same + 1, tf.float32)])
+            total = tiny_graphs.sync(gradient, wire_dtype=wire_dtype)
+            tf.identity(ops.shard(total, *division), "part")
+            if more_readers:
+                tf.identity(total)
+        return graph.as_graph_def(add_shapes=True)
+
+    def with_factors(graph_def, rank):
+        rng = np.random.default_rng(rank)
+        for node in graph_def.node:
+            if node.op == "Placeholder":
+                value = rng.integers(-3, 4, (rank, shape["uv".index(node.name)])).astype(np.float32)
+                node.op = "Const"
+                node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
+                del node.attr["shape"]
+        return graph_def
+
+    def rewritten(rank, **options):
+        outcome = rewrite(graph_def_of_rank(rank, **options), "hfb")
+        site, = outcome.plan.sites
+        assert outcome.plan.decisions[0].scheme == "hfb"
+        return site.is_divided, outcome.graph_def
+
+    assert not rewritten(1, more_readers=True)[0]
+    size, found = 3, {}
+    for case in ("marker", "rewritten", "rewritten with readers", "dense"):
+        graph_defs = [graph_def_of_rank(rank) if case == "marker" or (case, rank) == ("dense", 1) else rewritten(
+            rank, more_readers="readers" in case)[1] for rank in range(size)]
+        ranks = communicator.join_loopback(size)
+        communicator.use_ranks_for_ops(ranks)
+        try:
+            found[case] = loopback_ranks.run([""] * size, lambda _, rank: tf.import_graph_def(
+                with_factors(graph_defs[rank], rank), return_elements=["part:0"]), steps=2)
+        finally:
+            communicator.use_ranks_for_ops([])
+            for rank in ranks:
+                rank.leave()
+        joins = {node.op for node in graph_defs[0].node} & {"PoseidonJoinColumns", "PoseidonSync"}
+        assert joins == {"marker": {"PoseidonSync"}}.get(
+            case, set() if is_kept and "readers" not in case else {"PoseidonJoinColumns"})
+    assert rewritten(1)[0] == is_kept
+    for case, steps in found.items():
+        for of_rank, expected in zip(steps, found["marker"]):
+            for (part,), (value,) in zip(of_rank, expected):
+                np.testing.assert_array_equal(part, value, err_msg=case)
+
+
+@pytest.mark.parametrize("scheme, expected", [
+    ("ps", {}), ("sfb", {"w": None}), ("hfb", {"w": Division("w", divided=1, columns=100)})])
+def test_planners_say_of_which_gradients_ranks_need_other_shards(scheme, expected):
+    with tf.Graph().as_default() as graph:
+        product = tf.matmul(tf.zeros([2, 5]), tf.zeros([2, 100]), transpose_a=True)
+        ops.reduce_scatter(product, "kernel", "w")
+    cluster = planning.Cluster(3)
+    planner = planning.Planner(cluster, "ps", pins=(("*", scheme),))
+
+    def layouts(planner):
+        return session.RewriteSession(planner).layouts_of_factors(
+            graph.as_graph_def(), training_step.StepFacts(), grappler.add_shapes)
+
+    assert layouts(planner) == expected
+    factors = planning.Factors(5, 100, 2, 4)
+    site = planning.Site("kernel", "float32", 4, (5, 100), factors, is_divided=scheme == "hfb")
+    given = planner.plan([site] if expected else [])
+    assert layouts(planning.Planner(cluster, given=given)) == expected
 
 
 REFUSALS = {

@@ -1,7 +1,8 @@
 """Trains two dense layers by one scheme, with data for which sums are exact; each rank writes its weights and counters.
 
 Of the first layer, V is the wider factor, and its bias travels by itself; of the second it is U, and its bias needs no
-message. HOW is "rewritten"; "verified"; or "not_on_rank_1": rank 1 sends its dense gradients in the first steps.
+message. HOW is "rewritten"; "verified"; "not_on_rank_1": rank 1 sends its dense gradients in the first steps; or
+"sharded": ranks update what they rebuild.
 """
 
 import json
@@ -18,7 +19,8 @@ ROWS = 32
 
 def main(scheme, how, path):
     strategy = poseidon.PoseidonStrategy("ps", pins={"*/kernel": scheme}, timeout_s=30,
-                                         verify=1 if how == "verified" else None, strict=how == "rewritten")
+                                         verify=1 if how == "verified" else None, shard_update=how == "sharded",
+                                         strict=how in ("rewritten", "sharded"))
     if how == "not_on_rank_1" and strategy.rank == 1:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     rng = np.random.default_rng(4)
@@ -29,7 +31,9 @@ def main(scheme, how, path):
     with strategy.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(100, name="wide"),
                                   keras.layers.Dense(6, name="narrow")])
-        model.compile(keras.optimizers.SGD(1.0), lambda y, found: tf.reduce_sum(y * found, axis=-1))
+        # In the first step, momentum changes nothing but that there are slots.
+        optimizer = keras.optimizers.SGD(1.0, momentum=0.5 if how == "sharded" else 0.0)
+        model.compile(optimizer, lambda y, found: tf.reduce_sum(y * found, axis=-1))
         model.set_weights([integers(*weight.shape) for weight in model.get_weights()])
     x, y = integers(ROWS, 8), integers(ROWS, 6)
     model.fit(x, y, batch_size=ROWS, epochs=1, shuffle=False, verbose=0)

@@ -226,6 +226,20 @@ def test_auto_divides_updates_if_steps_are_no_longer_for_it(optimizer, has_shard
     assert divided.has_shards and plan.has_shards == has_shards
     assert plan.memory.slots <= plan.memory.whole_slots
     assert plan.step_seconds <= 1.005 * divided.step_seconds
+def test_columns_that_ranks_update_come_back_as_weights():
+    """Nothing but factors goes up, and weights come down in place of the gradient."""
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(4096, name="head")])
+    model.compile("adam", "mse")
+    plans = {is_sharded: poseidon.explain(model, 8, 4, 1.0, policy="ps", pins={"*/kernel": "hfb"},
+                                          shard_update=is_sharded) for is_sharded in (False, True)}
+    whole, up = (decision.num_bytes for plan in plans.values() for decision in plan.decisions
+                 if decision.site.endswith("head/kernel"))
+    down, = (exchange.cost(plans[True].cluster).num_bytes for exchange in plans[True].exchanges
+             if exchange.site.endswith("head/kernel"))
+    assert up + down == whole and up < down
+    assert str(plans[True]).count("each rank updates the columns that it rebuilds") == 1
+    assert [plan.has_shards for plan in plans.values()] == [False, True]
+    assert poseidon.Plan.from_text(plans[True].to_text()).sites == plans[True].sites
 
 
 def command(*arguments):

@@ -20,7 +20,8 @@ def expected(tmp_path_factory):
     return run(tmp_path_factory.mktemp("ps"), 2, "ps", "rewritten")[0][0]
 
 
-@pytest.mark.parametrize("ranks, how", [(2, "rewritten"), (3, "rewritten"), (2, "verified"), (2, "not_on_rank_1")])
+@pytest.mark.parametrize("ranks, how", [(2, "rewritten"), (3, "rewritten"), (2, "verified"), (2, "not_on_rank_1"),
+                                        (2, "sharded"), (3, "sharded")])
 def test_weights_are_those_of_the_parameter_server(tmp_path, ranks, how, expected):
     found = run(tmp_path, ranks, "hfb", how)
     for weights, report in found:
@@ -29,10 +30,11 @@ def test_weights_are_those_of_the_parameter_server(tmp_path, ranks, how, expecte
         if report["plan"]:
             assert {site: (scheme, leader) for site, (scheme, _, leader) in report["plan"].items()
                     if site.startswith("sequential")} == {
-                "sequential/wide/kernel": ("hfb", None), "sequential/wide/bias": ("ps", None),
+                "sequential/wide/kernel": ("hfb", None),
+                **({} if how == "sharded" else {"sequential/wide/bias": ("ps", None)}),
                 "sequential/narrow/kernel": ("hfb", None),
                 "sequential/narrow/bias": ("hfb", "sequential/narrow/kernel")}
-    if how == "rewritten":
+    if how in ("rewritten", "sharded"):
         for site in ("sequential/wide/kernel", "sequential/narrow/kernel"):
             assert {report["sites"][site][0] for _, report in found} == {1}
             each = sum(sum(report["sites"][site][1:]) for _, report in found) / ranks

@@ -187,6 +187,17 @@ def test_half_factors_of_a_wide_head(name, megabytes, gigaoperations):
     assert [scheme(policy, HEAD, 8) for policy in ("ps", "sfb", "paper")] == ["ps", "sfb", "sfb"]
 
 
+def test_columns_that_servers_update_come_down_as_weights():
+    """One message less, and 61.6 MB in each direction with weights of two bytes."""
+    cluster, kept = planning.Cluster(8, latency_us=10), dataclasses.replace(HEAD, is_divided=True)
+    whole, up = (cost_of("hfb", site, cluster) for site in (HEAD, kept))
+    down = planning.Exchange("shards/head", planning.SHARDS, "bfloat16", 2, HEAD.shape).cost(cluster)
+    assert (up.num_bytes + down.num_bytes) / 2e6 == pytest.approx(61.6, rel=1e-3)
+    assert up.num_bytes + 2 * down.num_bytes == whole.num_bytes
+    assert (whole.latency, up.latency, down.latency) == (2e-5, 1e-5, 1e-5)
+    assert planning.SCHEMES["hfb"].note(kept) and not planning.SCHEMES["hfb"].note(HEAD)
+
+
 @pytest.mark.parametrize("m, n, columns, follows", [
     (768, 3000, 768, True), (768, 3000, 3000, False), (3000, 768, 768, True), (768, 768, 768, False)])
 def test_a_bias_follows_half_factors_if_it_needs_the_narrow_one(m, n, columns, follows):

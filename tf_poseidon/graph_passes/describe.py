@@ -75,7 +75,8 @@ def _site(usual: graph_lib.Graph, marker: Marker, match: GradientMatch, facts: S
     factors = planning.Factors(
         m=first.u.columns, n=first.v.columns, k=sum(known_rows) if len(known_rows) == len(rows) else None,
         itemsize=_itemsize(marker, first.dtype), extra_bytes=len(match.terms) * dtype.size)
-    return dataclasses.replace(site, factors=factors)
+    return dataclasses.replace(site, factors=factors, is_divided=marker.kept is not None and marker.kept.is_of(
+        factors.m, factors.n))
 
 
 def _rows(usual: graph_lib.Graph, product: Product) -> set[int]:

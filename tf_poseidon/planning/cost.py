@@ -7,7 +7,7 @@ of one node combine their contributions before these leave the node: then P1 and
 node's rows.
 
 Half factors are not in that table: narrow factors go to all workers, columns of wide ones to servers, and parts of the
-gradient from these to all workers.
+gradient from these to all workers, unless servers update these parts.
 
 Where the GPUs of a node are linked, its ranks combine over these links: a sum is added up by the node's ranks, each as
 the server of a part of it. With several nodes, links are a resource beside the network, and KV pairs pass through both
@@ -63,7 +63,7 @@ class Traffic:
         sent_bytes: Of a sum, or its way up: bytes of one rank's contribution, if these are not `num_bytes`. What the
             ranks of a node add up leaves it as `num_bytes`.
         divided_bytes: Of DIVIDE: bytes of one rank's tensor that is divided among servers.
-        joined_bytes: Of DIVIDE: bytes of what all servers together make of it.
+        joined_bytes: Of DIVIDE: bytes of what all servers together make of it; 0 if they keep it.
         operations: Additions and multiplications by which the contribution of a rank is processed: on each other rank,
             or if it is divided, on all servers together, which spares that rank its own.
         can_wait: Whether the message can wait for others, to travel as one with them.
@@ -109,7 +109,8 @@ class Traffic:
             num_bytes = gathered_bytes(self.num_bytes, cluster)
             if self.kind == DIVIDE:  # parts go from rank to rank, and what is made of them once to a node
                 up, down = self.divided_bytes * cluster.ranks_per_node, self.joined_bytes
-                num_bytes, seconds = num_bytes + dense_bytes((up + down) / 2, cluster), 2 * seconds
+                num_bytes += dense_bytes((up + down) / 2, cluster)
+                seconds *= 2 if down else 1
             between_gpus = factor_broadcasting(self.num_bytes, cluster.gpus_per_node)
         # Half of the bytes in each direction.
         transfer = cluster.send_seconds(num_bytes / 2)

@@ -76,7 +76,8 @@ class Plan:
     @property
     def has_shards(self) -> bool:
         """Whether each rank updates parts of variables, as with `shard_update`."""
-        return any(exchange.kind == SCATTER for exchange in self.exchanges)
+        return any(exchange.kind == SCATTER for exchange in self.exchanges) or any(
+            site.is_divided for site in self.sites)
 
     @property
     def total_bytes(self) -> float | None:

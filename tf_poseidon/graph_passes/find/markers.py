@@ -5,6 +5,8 @@ Tests: tests/graphs/test_passes.py, tests/engines/test_drop_in.py.
 
 import dataclasses
 
+from tf_poseidon.graph_passes.partition.states import Division
+
 
 @dataclasses.dataclass(frozen=True)
 class Marker:
@@ -25,6 +27,7 @@ class Marker:
         part: The number of the gradient in the bundle.
         refusal: Why factors cannot replace it, whatever the gradient is; None if they could.
         meanwhile: What the step does meanwhile, see `indexed_graph.MEANWHILE`; "" if unknown.
+        kept: The `KeptPart` that is all that is read of its sum; None if more is.
     """
 
     site: str
@@ -41,11 +44,29 @@ class Marker:
     part: int = 0
     refusal: str | None = None
     meanwhile: str = ""
+    kept: "KeptPart | None" = None
 
     @property
     def prefix(self) -> str:
         """The prefix of the names of the nodes that replace this marker."""
         return self.node if self.bundle is None else f"{self.node}/part{self.part}"
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptPart:
+    """This rank's columns or rows of a sum.
+
+    Attributes:
+        node: Name of the PoseidonShard that takes them.
+        division: How that divides the sum.
+    """
+
+    node: str
+    division: Division
+
+    def is_of(self, m: int, n: int) -> bool:
+        """Whether a rank makes them of half factors with M and N columns."""
+        return (self.division.divided, self.division.columns) == (int(n > m), n)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,12 +13,14 @@ import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.find.markers import KeptPart
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.partition.states import Division
 
 # The ops that sum gradients.
 OPS = ("PoseidonSync", "PoseidonSyncSlices")
-# One that sums a gradient of which each rank needs its shard alone: nothing is left to plan.
+# One that sums a gradient of which each rank needs its KV pairs alone: nothing is left to plan.
 SCATTER = "PoseidonReduceScatter"
 
 
@@ -49,7 +51,19 @@ def _marker(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Marker | None
         gradient, contributes = graph_lib.data_inputs(node)
         return Marker(site, node.name, gradient, contributes, graph.shape(node.name), dtype,
                       wire_dtype=tf.as_dtype(wire).as_datatype_enum if wire else None,
-                      meanwhile=graph_lib.meanwhile(node))
+                      meanwhile=graph_lib.meanwhile(node), kept=_kept(graph, node))
     indices, values, contributes = graph_lib.data_inputs(node)
     shape = tuple(dim.size for dim in node.attr["shape"].shape.dim)
     return Marker(site, node.name, values, contributes, shape, dtype, indices)
+
+
+def _kept(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> KeptPart | None:
+    """Returns the columns or rows of a sum that are all that is read of it; None if there are none."""
+    readers = graph.consumers(node.name)
+    if len(readers) != 1 or readers[0].op != "PoseidonShard" or list(readers[0].input) != [node.name]:
+        return None
+    attributes = readers[0].attr
+    if "divided" not in attributes or attributes["divided"].i < 0:
+        return None
+    return KeptPart(readers[0].name, Division(attributes["layout"].s.decode(), divided=attributes["divided"].i,
+                                              columns=attributes["columns"].i))

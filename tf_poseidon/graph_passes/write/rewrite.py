@@ -2,7 +2,7 @@
 
 Requires: a plan with a decision for each marker. Ensures: no undecided marker is left; every other node keeps its name
 and its inputs, but for gradients that become shards and travel as they were before a cast; and readers of a marker read
-its sum.
+its sum, or have what they take of it.
 
 Tests: tests/graphs/test_passes.py.
 """
@@ -141,7 +141,8 @@ def problem_of(original: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers:
         return problem
     nodes = {node.name: node for node in after.node}
     replaced = {marker.node for marker in markers}
-    sums = {marker.bundle.output for marker in markers if marker.bundle}
+    sums = {marker.bundle.output for marker in markers if marker.bundle} | {
+        marker.kept.node for marker in markers if marker.kept}
     for node in original.node:
         kept = nodes.get(node.name)
         if kept is None:

@@ -14,7 +14,12 @@ and under "hfb" the same, but the outer product gives a rank's columns alone, or
 
     outer product -> JoinColumns -> Merge
 
-gives all ranks all of them. Verify mode has all ranks get the wider factor whole, too.
+gives all ranks all of them. Verify mode has all ranks get the wider factor whole, too. Where a PoseidonShard that takes
+these columns or rows is all that reads the gradient, its node becomes the Merge:
+
+    U, V -> Send -> Recv -> outer product -------> Merge
+                     | complete?                     ^
+    gradient -----> Switch -> Send -> Recv -> Shard -+
 
 A gradient that the graph casts to float from half or bfloat16 is sent as it was before: a rank's part travels in
 two bytes, and the sum, in float, in four. Ranks need not agree on this, since every part says its type.
@@ -43,6 +48,7 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon import planning
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.match.factors import BETWEEN
 from tf_poseidon.graph_passes.match.matches import BiasMatch
 from tf_poseidon.graph_passes.match.matches import Match
@@ -91,8 +97,8 @@ class SendReceive(site_writer.SiteWriter):
         least_saving = planning.least_saving(self.planned.plan.cluster)
         if self._is_half:
             wide = 0 if columns[0] >= columns[1] else 1
-            form, shapes[wide] = f"divides {wide}; {form}", (None, None)
-            options |= {"divided": wide}
+            form, shapes[wide] = f"{'keeps' if self._kept else 'divides'} {wide}; {form}", (None, None)
+            options |= {"divided": wide} | ({"joins": False} if self._kept else {})
             if self._verifier is not None:
                 factors[wide] = len(parts)
                 parts, types, shapes = [*parts, parts[wide]], [*types, types[wide]], [*shapes, (None, columns[wide])]
@@ -230,5 +236,15 @@ class SendReceive(site_writer.SiteWriter):
         with self.writer.placed(self._gradient_device):  # otherwise it would be copied to the host first
             gradient = self.writer.add("dense_gradient", "Switch", [self.marker.gradient, is_complete],
                                        T=dtype)
-        dense = self._exchange_dense("dense_", gradient, "dense_recv")
-        self.writer.add("", "Merge", [dense, total], T=dtype, N=2)
+        if self._kept is None:
+            dense = self._exchange_dense("dense_", gradient, "dense_recv")
+            self.writer.add("", "Merge", [dense, total], T=dtype, N=2)
+            return
+        shard = self._graph.nodes[self._kept.node]
+        total_of_all = self._exchange_dense("dense_", gradient, "")
+        with self.writer.placed(shard.device):
+            dense = self._kept_of("dense_kept", total_of_all)
+        writer = graph_lib.Writer(shard.name, shard.device, provenance.Provenance(
+            "sum", self.marker.site, self.decision.scheme))
+        writer.add("", "Merge", [dense, total], T=dtype, N=2)
+        self.writer.nodes += writer.nodes

@@ -25,6 +25,7 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes.find.markers import KeptPart
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
@@ -140,6 +141,15 @@ class SiteWriter:
         assert isinstance(self.match, BiasMatch)
         return self.match
 
+    @property
+    def _kept(self) -> KeptPart | None:
+        """What this rank makes of half factors if that is all that is read of the sum; else None."""
+        kept = self.marker.kept
+        if self.decision.scheme != planning.HFB or self.decision.leader or kept is None:
+            return None
+        first = self.leader[1].products[0]
+        return kept if kept.is_of(first.u.columns, first.v.columns) else None
+
     # ---- factors --------------------------------------------------------------------------------
 
     def _parts(self, match: Match) -> tuple[list[str], list[int], list[int]]:
@@ -181,17 +191,19 @@ class SiteWriter:
             masks: Its masks, from `_masks`.
             gathered: The tensors of `_parts`, with the rows of all ranks.
             dtype: The type of the first two.
-            ticket: Of half factors: what was sent; then this rank makes its columns of the product, and joins all.
+            ticket: Of half factors: what was sent; then this rank makes its columns of the product, and joins all, or
+                keeps them, flat.
         """
         first = match.products[0]
         out_type = self._made_of(dtype)
         total = self.writer.add("product", "SufficientFactorOuterProduct", gathered[:2], T=dtype,
                                 Tout=out_type)
         if ticket:
-            part, out_type = self._cast("wire_part", total, out_type, wire := self._on_wire(out_type)), wire
-            with self.writer.placed(self._host):
-                total = self.writer.add("joined", "PoseidonJoinColumns", [ticket, part], T=out_type,
-                                        shape=(first.u.columns, first.v.columns), site=self.marker.site)
+            total, out_type = self._cast("wire_part", total, out_type, wire := self._on_wire(out_type)), wire
+            if self._kept is None:
+                with self.writer.placed(self._host):
+                    total = self.writer.add("joined", "PoseidonJoinColumns", [ticket, total], T=out_type,
+                                            shape=(first.u.columns, first.v.columns), site=self.marker.site)
         total = self._as_gradient(total, out_type, (first.u.columns, first.v.columns))
         for i, mask in enumerate(masks):
             total = self.writer.add(f"masked{i}", "Mul", [total, mask], T=self.marker.dtype)
@@ -326,13 +338,22 @@ class SiteWriter:
         return self.writer.add(f"{name}_reshaped", "Reshape", [tensor, to], T=dtype,
                                Tshape=types_pb2.DT_INT32)
 
+    def _kept_of(self, name: str, tensor: str) -> str:
+        """Returns what this rank keeps of a tensor that all ranks have."""
+        assert self._kept is not None
+        return self.writer.add(name, "PoseidonShard", [tensor], T=self.marker.dtype, **self._kept.division.attributes)
+
     def _same_shape(self, name: str, tensor: str) -> str:
+        if self._kept is not None:
+            return self._kept_of(f"{name}_kept", tensor)
         if self._graph.shape(tensor) == self.marker.shape:
             return tensor
         return self._reshaped(name, tensor, self._shape, self.marker.dtype)
 
     def _as_gradient(self, tensor: str, dtype: int, shape: graph_lib.Shape | None) -> str:
         tensor = self._cast("cast", tensor, dtype, self.marker.dtype)
+        if self._kept is not None:
+            return self._reshaped("kept", tensor, [-1], self.marker.dtype)
         if shape != self.marker.shape:
             tensor = self._reshaped("gradient", tensor, self._shape, self.marker.dtype)
         return tensor

@@ -46,10 +46,11 @@ class Planner:
         given = self.given.fitted(sites)
         given.check(sites, self.cluster)
         groups = {exchange.site: exchange.group for exchange in given.exchanges}
-        # Which steps overlap, what they wait for, and what gradients are cast from, this graph says.
+        # Which steps overlap, what they wait for, what gradients are cast from and who needs them, this graph says.
         of_graph = {site.name: site for site in sites}
         given = given.of_sites(dataclasses.replace(
-            site, needed=of_graph[site.name].needed, cast_from=of_graph[site.name].cast_from) for site in given.sites)
+            site, needed=of_graph[site.name].needed, cast_from=of_graph[site.name].cast_from,
+            is_divided=of_graph[site.name].is_divided) for site in given.sites)
         return dataclasses.replace(
             given, steps=steps,
             exchanges=tuple(dataclasses.replace(exchange, group=groups.get(exchange.site)) for exchange in exchanges))

@@ -1,8 +1,8 @@
 """Half factors: all ranks get the narrow factor of all ranks, servers get columns of the wide one, and rebuild those.
 
 Of a gradient U^T V, the wider factor is divided by columns among the servers, each of which multiplies its own with the
-narrow factor, and gives all ranks this part of the gradient. So the gradient is rebuilt once, not on every rank, and in
-place of the dense gradient only factors go to the servers.
+narrow factor, and gives all ranks this part of the gradient, or updates this part of the variable itself. So the
+gradient is rebuilt once, not on every rank, and in place of the dense gradient only factors go to the servers.
 
 The sum of the rows of the narrow factor may be the gradient of a bias, which then needs no message.
 
@@ -29,11 +29,11 @@ class HalfFactors(FactorBroadcasting):
         assert parts is not None and site.num_bytes is not None  # else it is refused
         return Traffic(DIVIDE, parts.rows * parts.narrow * parts.itemsize + parts.extra_bytes,
                        operations=2 * parts.rows * parts.m * parts.n,
-                       divided_bytes=parts.rows * parts.wide * parts.itemsize, joined_bytes=site.num_bytes)
+                       divided_bytes=parts.rows * parts.wide * parts.itemsize,
+                       joined_bytes=0 if site.is_divided else site.num_bytes)
 
-    def note(self, site: Site) -> str:
-        del site  # its zeros travel
-        return ""
+    def note(self, site: Site) -> str:  # its zeros travel
+        return "each rank updates the columns that it rebuilds" if site.is_divided else ""
 
     def follow(self, site: Site, leader: Site) -> tuple[Carried, str] | None:
         return super().follow(site, leader) if _needs_narrow(site, leader) else None
