@@ -104,8 +104,8 @@ void GatherExchanges::Send(const Key& key, const std::shared_ptr<Own>& own, size
 void GatherExchanges::SendColumns(const Key& key, const std::shared_ptr<Own>& own, size_t part) {
   FrameHeader header = HeaderOf(key, *own, part);
   header.kind = FrameKind::kColumns;
-  for (int distance = 1; distance < transport_->size(); ++distance) {
-    const int peer = (transport_->rank() + distance) % transport_->size();
+  for (int distance = 1; distance < routes_->workers(); ++distance) {
+    const int peer = (transport_->rank() + distance) % routes_->workers();
     const FactorPart::Columns& columns = own->factors.parts[part].columns[peer];
     header.offset = columns.row_bytes;
     header.length = columns.bytes;

@@ -26,7 +26,8 @@ def alone(tmp_path_factory):
     (3, {"dedicated_servers": 1, "policy": "ps", "ranks_per_node": 1}, "3 servers (1 dedicated)"),
     # All keys are theirs, and ranks combine before; parameters travel in many KV pairs.
     (4, {"dedicated_servers": 2, "servers": (2, 3), "kv_pair_bytes": 4096, "policy": "ps"}, "2 servers (2 dedicated)"),
-    (4, {"dedicated_servers": 1, "policy": "sfb", "verify": 2}, "4 servers (1 dedicated)")])
+    (4, {"dedicated_servers": 1, "policy": "sfb", "verify": 2}, "4 servers (1 dedicated)"),
+    (4, {"dedicated_servers": 1, "policy": "ps", "pins": {"*/kernel": "hfb"}}, "4 servers (1 dedicated)")])
 def test_ranks_that_train_compute_what_one_process_does(alone, tmp_path, ranks, options, servers):
     found, outcome = trained(tmp_path / "served", ranks, **options)
     workers = ranks - options["dedicated_servers"]
