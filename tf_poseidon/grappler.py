@@ -236,7 +236,7 @@ class GraphPass:
     def _has_rewritten(self, number: int) -> bool:
         """Whether the function with a number has a plan for gradients: its graph may come again, rewritten."""
         of_function = self._plans.get(number)
-        return of_function is not None and (bool(of_function.plan.decisions) or of_function.plan.has_shards)
+        return of_function is not None and bool(of_function.plan.decisions)
 
     def _run(self, data: int, size: int, result: int) -> None:
         """Called by the bridge, graph_passes/grappler_bridge.cc; must not raise."""

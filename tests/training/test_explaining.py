@@ -226,6 +226,8 @@ def test_auto_divides_updates_if_steps_are_no_longer_for_it(optimizer, has_shard
     assert divided.has_shards and plan.has_shards == has_shards
     assert plan.memory.slots <= plan.memory.whole_slots
     assert plan.step_seconds <= 1.005 * divided.step_seconds
+
+
 def test_columns_that_ranks_update_come_back_as_weights():
     """Nothing but factors goes up, and weights come down in place of the gradient."""
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(4096, name="head")])
