@@ -205,6 +205,7 @@ void GatherShardsKernel::Join(OpKernelContext* context, DoneCallback done) {
   factors.row = shown_.row;
   factors.is_blocking = shown_.is_blocking;
   factors.priority = priority_;
+  factors.group = group_;
   JoinParts(context, communicator, std::move(factors), shard, attributes_.PartsOf(*communicator, shape_.num_elements()),
             shape_, std::move(done));
 }

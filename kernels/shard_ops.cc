@@ -93,6 +93,8 @@ REGISTER_OP("PoseidonReduceScatter")
     .Attr("wire_dtype: {'', 'bfloat16'} = ''")
     .Attr("eager: bool = false")
     .Attr("priority: int = 0")
+    .Attr("group: string = ''")
+    .Attr("group_size: int >= 1 = 1")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(ReduceScatterShape)
@@ -100,6 +102,7 @@ REGISTER_OP("PoseidonReduceScatter")
 Sums a gradient over all ranks and returns this rank's shard of the sum: the way up of PoseidonSync, with its bits.
 
 gradient, contributes, site, shape, wire_dtype, eager, priority: Same as in PoseidonSync.
+group, group_size: Same as in PoseidonSend.
 shard: Of the sum, [n].
 Tout: T, or float for half and bfloat16: then the sum is not rounded. Each rank decides for itself whether its gradient
   travels in two bytes: others may send it as float.
@@ -119,6 +122,8 @@ REGISTER_OP("PoseidonGatherShards")
     .Attr("columns: int >= 0 = 0")
     .Attr("shape: shape")
     .Attr("priority: int = 0")
+    .Attr("group: string = ''")
+    .Attr("group_size: int >= 1 = 1")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(GatherShardsShape)
@@ -131,6 +136,7 @@ site: A name that is the same on all ranks and not in flight twice.
 layout, owner, divided, columns: Same as in PoseidonShard. A matrix that is divided is joined on the host.
 shape: The tensor's shape.
 priority: Same as in PoseidonSync.
+group, group_size: Same as in PoseidonSend.
 )doc");
 
 }  // namespace poseidon

@@ -16,9 +16,11 @@ import tiny_graphs
 from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import planning
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes import session
+from tf_poseidon.graph_passes.find import exchanges
 from tf_poseidon.graph_passes.find import poseidon_markers
 from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
@@ -28,6 +30,7 @@ from tf_poseidon.graph_passes.write import horovod_ops
 from tf_poseidon.graph_passes.write import rewrite as rewrite_lib
 from tf_poseidon.graph_passes.write import send_receive
 from tf_poseidon.job import communicator
+from tf_poseidon.ops import library
 
 GOLDEN = pathlib.Path(__file__).with_name("golden")
 BUILDERS = {builder.__name__: builder
@@ -440,3 +443,10 @@ def test_rebuilt_gradient_waits_for_what_its_own_waits_for():
     for site in ("kernel", "bias"):
         total = next(name for name in nodes[site].input if not name.startswith(f"{site}/dense"))
         assert "^back" in nodes[total].input
+
+
+@pytest.mark.parametrize("op", exchanges.OF_SHARDS)
+def test_exchanges_of_shards_wait_for_others_and_overtake_them(op):
+    """Rewritten nodes have these attributes, which TensorFlow would ignore if their op did not know them."""
+    library.load()
+    assert {"group", "group_size", "priority"} <= {attribute.name for attribute in tf_compat.op_def(op).attr}
