@@ -125,6 +125,16 @@ def test_variables_whose_gradient_travels_as_factors_stay_whole(jobs, case):
         assert held == whole
 
 
+@pytest.mark.parametrize("case, is_divided", [
+    (Case(FILE, "adam", 2, "ps", ("--auto",)), True), (Case(FILE, "muon", 2, "ps", ("--auto",)), False)], ids=str)
+def test_auto_divides_what_makes_no_step_longer(jobs, case, is_divided):
+    """Nearly all of what Muon updates is one matrix, so one rank's."""
+    test_ranks_compute_what_one_process_does(jobs, case)
+    for arrays in jobs.arrays(case):
+        held, whole = arrays["local/held"]
+        assert (held < whole) == is_divided
+
+
 @pytest.mark.parametrize("name", train_sharded.ELEMENTWISE)
 def test_each_rank_holds_its_share(jobs, name):
     case = next(case for case in cases(False) if case.name == name)

@@ -287,7 +287,8 @@ PROGRAMS = {**{name: functools.partial(optimizer, name) for name in OPTIMIZERS},
 
 
 def main(out, policy, *names):
-    strategy = poseidon.PoseidonStrategy(policy, timeout_s=60, shard_update="--whole" not in names,
+    strategy = poseidon.PoseidonStrategy(policy, timeout_s=60,
+                                         shard_update="auto" if "--auto" in names else "--whole" not in names,
                                          pins={"*/kernel": "hfb"} if "--hfb" in names else None)
     for name in names:
         if name.startswith("--"):
