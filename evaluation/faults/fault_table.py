@@ -171,6 +171,11 @@ FAULTS = (
           ("raise", "has an exception", "raise", r"\[rank 2\] The job has ended\. Rank 1 .* failed: ValueError: boom"),
           ("exit", "ends early", "sys.exit(0)", "Rank 1 has ended its program, but rank 0 still"),
           ("kill", "is killed", "SIGKILL", ""))),
+    *(Fault(f"a rank {name} while others read its shards", f"`{injected}` of rank 1",
+            ("fail_on_rank_1_while_others_read_its_shards", how), says, is_last=False, ranks=3)
+      for how, name, injected, says in (
+          ("raise", "has an exception", "raise", r"\[rank 0\] The job has ended\. Rank 1 .* failed: ValueError: boom"),
+          ("kill", "is killed", "SIGKILL", ""))),
     *(Fault(f"rank {rank} knows of no dedicated server", "`dedicated_servers=0` there",
             ("differ_in_dedicated_servers", rank), r"cut tensors differently: give PoseidonStrategy the same servers, "
             "dedicated_servers, kv_pair_bytes", is_last=False, within_s=20, ranks=3) for rank in (1, 2)),

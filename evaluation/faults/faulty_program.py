@@ -38,12 +38,12 @@ def note_fault() -> None:
 
 
 def train(strategy: poseidon.PoseidonStrategy, callbacks: Sequence[keras.callbacks.Callback] = (), epochs: int = 1000,
-          features: int = 4) -> tuple[keras.Model, np.ndarray, np.ndarray]:
+          features: int = 4, optimizer: str = "sgd") -> tuple[keras.Model, np.ndarray, np.ndarray]:
     """Trains a small model, forever unless something fails."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential([keras.Input((features,)), keras.layers.Dense(3, name="first")])
-        model.compile("sgd", "mse")
+        model.compile(optimizer, "mse")
     x, y = np.ones((64, features), "float32"), np.ones((64, 3), "float32")
     model.fit(x, y, epochs=epochs, verbose=0, callbacks=list(callbacks))
     return model, x, y
@@ -238,6 +238,18 @@ def fail_on_rank_1_with_a_dedicated_server(how: str) -> None:
     train(strategy, [AtBatch(strategy, 1, {
         "raise": lambda: _raise(ValueError("boom on purpose")), "exit": lambda: sys.exit(0),
         "kill": _signal_itself(signal.SIGKILL)}[how])])
+
+
+def fail_on_rank_1_while_others_read_its_shards(how: str) -> None:
+    strategy = poseidon.PoseidonStrategy("ps", shard_update=True)
+    model, _, _ = train(strategy, epochs=2, features=4000, optimizer="adam")
+    while strategy.rank != 1:
+        _ = [variable.numpy() for variable in model.optimizer.variables]
+    time.sleep(0.5)
+    note_fault()
+    if how == "kill":
+        _signal_itself(signal.SIGKILL)()
+    raise ValueError("boom on purpose")
 
 
 def differ_in_dedicated_servers(who: str) -> None:
