@@ -60,7 +60,7 @@ class JobOptions:
                                else _KV_PAIR_BYTES)
         elif not isinstance(self.kv_pair_bytes, numbers.Integral) or not 4096 <= self.kv_pair_bytes <= 2**30:
             raise ConfigurationError(f"kv_pair_bytes={self.kv_pair_bytes}, expected 4096 to 2**30; the default is "
-                                     "2 MiB.")
+                                     "2 MiB, or 512 KiB with dedicated servers.")
         if self.staging_bytes is not None and not (isinstance(self.staging_bytes, numbers.Integral)
                                                    and 0 < self.staging_bytes < 2**63):
             raise ConfigurationError(f"staging_bytes={self.staging_bytes}, expected a positive number of bytes, or "

@@ -91,7 +91,7 @@ def test_ranks_keep_what_they_make_of_half_factors(shape, divided, is_kept, wire
     division = Division("kernel", divided=divided, columns=shape[1])
     same = np.arange(np.prod(shape)).reshape(shape) % 4
 
-    def graph_def_of_rank(rank, more_readers=False):
+    def graph_def_of_rank(rank, more_readers=False, verifies=False):
         with tf.Graph().as_default() as graph:
             u, v = (tf.compat.v1.placeholder(tf.float32, (rank, columns), name) for columns, name in zip(shape, "uv"))
             product = tf.matmul(u, v, transpose_a=True)
@@ -100,6 +100,10 @@ def test_ranks_keep_what_they_make_of_half_factors(shape, divided, is_kept, wire
             tf.identity(ops.shard(total, *division), "part")
             if more_readers:
                 tf.identity(total)
+            if verifies:
+                library.load()[0].poseidon_verify(
+                    gradient=gradient, synchronised=total, contributes=tf.constant(True), is_due=tf.constant(True),
+                    masks=[], factors=[], site="kernel", name="verify")
         return graph.as_graph_def(add_shapes=True)
 
     def with_factors(graph_def, rank):
@@ -118,7 +122,7 @@ def test_ranks_keep_what_they_make_of_half_factors(shape, divided, is_kept, wire
         assert outcome.plan.decisions[0].scheme == "hfb"
         return site.is_divided, outcome.graph_def
 
-    assert not rewritten(1, more_readers=True)[0]
+    assert not rewritten(1, more_readers=True)[0] and rewritten(1, verifies=True)[0] == rewritten(1)[0] == is_kept
     size, found = 3, {}
     for case in ("marker", "rewritten", "rewritten with readers", "dense"):
         graph_defs = [graph_def_of_rank(rank) if case == "marker" or (case, rank) == ("dense", 1) else rewritten(

@@ -195,6 +195,7 @@ def explain(**options):
     (lambda: poseidon.explain(keras.Model(SEQUENCE, keras.layers.Dense(3)(SEQUENCE)), 8, 4),
      r"The shape of '\S*' is \(None, None, 4\), but the cost of a step depends on all sizes"),
     (lambda: explain(policy="best"), "policy='best', expected one of"),
+    (lambda: explain(shard_update="never"), "shard_update='never', expected True, False or 'auto'"),
     (lambda: explain(pins={"*": "fast"}), "The pin of"),
     (lambda: poseidon.explain(explain_models.Subclassed(), 8, 4), "give explain a batch: data="),
     (lambda: poseidon.explain(keras.Sequential([keras.Input((8,)), keras.layers.Flatten()]), 8, 4),

@@ -106,6 +106,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         accelerators=accelerators, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node,
         gpu_link_gbps=gpu_link_gbps, dedicated_servers=dedicated_servers, policy=policy, pins=dict(pins or {}),
         merge=merge, wire_dtype=wire_dtype).planner()
+    options_lib.TrainingOptions(shard_update=shard_update)  # checks it
     _check_can_be_planned(model)
     # A single worker would synchronise nothing, so its step is partitioned for two.
     ranks = max(workers, 2)

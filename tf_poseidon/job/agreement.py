@@ -3,11 +3,13 @@
 Tests: tests/communicator/test_agreement.py, tests/faults/test_failures.py, tests/training/test_rewritten.py.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import logging
 import os
+import pathlib
 import random
 
 import numpy as np
@@ -22,6 +24,7 @@ from tf_poseidon.job.host import gpus
 from tf_poseidon.job.host import kernel_settings
 
 _log = logging.getLogger("tf_poseidon")
+_OF_CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")
 
 
 def check_steps(steps: np.ndarray) -> None:
@@ -157,8 +160,11 @@ def difference_of_kernels(communicator: Communicator) -> str | None:
 
 def least_memory(communicator: Communicator) -> int:
     """Returns the bytes of memory of the rank that has least: of its GPU, or its share of what its host has."""
-    of_host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // communicator.most_on_a_node
-    return int(communicator.gather("memory", np.array([[gpus.memory_bytes() or of_host]], np.int64)).min())
+    of_host = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(OSError, ValueError):  # there is no container, or it has no limit
+        of_host.append(int(_OF_CONTAINER.read_text()))
+    own = gpus.memory_bytes() or min(of_host) // communicator.most_on_a_node
+    return int(communicator.gather("memory", np.array([[own]], np.int64)).min())
 
 
 def agree_on_seed(communicator: Communicator) -> None:

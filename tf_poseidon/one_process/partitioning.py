@@ -303,20 +303,21 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         shard_candidates=shard_candidates,  # of several divisions of a layout, an owner's
         divisions={division.layout: division for division in held_divisions}, loads=options.loads)
 
-    def partitioned_for(known: partitioner.KnownVariables) -> partitioner.PartitionedGraph:
-        return partitioner.partition(copies.used_in(copies.of(known.shards, known.shard_candidates)), outputs,
-                                     grappler.add_shapes, known, rows=options.rows, runs_whole=True,
-                                     own=outputs if keeps_rows else ())
+    def partitioned_for(known: partitioner.KnownVariables) -> tuple[partitioner.PartitionedGraph, set[str]]:
+        """Returns the graph, and which shards it may update before other ranks have begun the step."""
+        partitioned = partitioner.partition(copies.used_in(copies.of(known.shards, known.shard_candidates)), outputs,
+                                            grappler.add_shapes, known, rows=options.rows, runs_whole=True,
+                                            own=outputs if keeps_rows else ())
+        partitioned = dataclasses.replace(partitioned, graph_def=early_updates.delayed(
+            partitioned.graph_def, partitioned.shards))
+        return partitioned, early_updates.find(partitioned.graph_def, partitioned.shards)
 
     while True:
-        partitioned = partitioned_for(known)
+        partitioned, early = partitioned_for(known)
         as_factors = _shorter_as_factors(partitioned, options)
         of_matrices = {layout: division for layout, division in as_factors.items()
                        if division is not None and layout not in known.shards.values()}
         whole = as_factors.keys() - of_matrices.keys()
-        partitioned = dataclasses.replace(partitioned, graph_def=early_updates.delayed(
-            partitioned.graph_def, partitioned.shards))
-        early = early_updates.find(partitioned.graph_def, partitioned.shards)
         if holding := sorted(early & known.shards.keys()):
             raise GraphError(f"It may update '{paths[holding[0]]}', of which each rank holds a shard, before "
                              "other ranks have begun the step.")
@@ -329,7 +330,8 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
     if (partitioned.shards.keys() - known.shards.keys() and options.memory_bytes is not None
             and _bytes(variables.values()) <= options.memory_bytes // 2):
         of_whole = dataclasses.replace(known, shard_candidates={})
-        if _is_shorter(undivided := partitioned_for(of_whole), partitioned, options):
+        undivided, early = partitioned_for(of_whole)
+        if not early and _is_shorter(undivided, partitioned, options):
             known, partitioned = of_whole, undivided
     masters = copies.of(known.shards, known.shard_candidates)
     divisions = [(variable, partitioned.divisions[layout])

@@ -37,7 +37,7 @@ class Exchange:
         shape: The shape of its part on one rank with a full batch, of shards that of the whole tensor; None if unknown.
         operations, depth, is_waited_for: Same as in `Site`.
         group: Same as in `Decision`.
-        pin: The scheme that a pin asks for, which only a gradient can have.
+        pin: The scheme that a pin asks for, and that it cannot have, since it is no gradient, or a sum of shards.
         cast_from: Same as in `Site`, of what is scattered.
         busiest_share: Of what one rank owns: the share of all such bytes that the rank owns that owns most; None if
             servers own parts.
@@ -72,7 +72,8 @@ class Exchange:
     @property
     def reason(self) -> str:
         """Why it is exchanged, in a sentence."""
-        pinned = f"; pinned to '{self.pin}', which is not possible: it is not a gradient" if self.pin else ""
+        why = "" if self.kind == SCATTER else ": it is not a gradient"
+        pinned = f"; pinned to '{self.pin}', which is not possible{why}" if self.pin else ""
         cast = f"; sent in {self.cast_from}, from which it is cast" if self.cast_from else ""
         return _REASONS[self.kind] + cast + pinned
 

@@ -109,9 +109,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
             own variables (as ZeRO-1, and weight-update sharding, do): in proportion to the number of ranks, that saves
             memory and arithmetic. Updates that are not computed element by element are made by one rank each. What is
             computed is the same, files too. In mixed precision, weights come back in 16 bits, and each rank holds its
-            part of those in float. Any rank can read such variables, alone too. "auto" does so if the plan says that
-            steps are no longer for it, or if the variables of a step would take more than half of the memory that some
-            rank has. A given plan was made with it, or without, which "auto" follows.
+            part of those in float. Any rank can read such variables, alone too. "auto" does so unless the plan says
+            that steps are longer for it; it does anyway if the variables of a step would take more than half of the
+            memory that some rank has. A given plan was made with it, or without, which "auto" follows.
         engine: The library that moves gradients: "mpi", our own communicator over MPI, or "horovod",
             Horovod's ops over whatever it was built with (MPI, Gloo, NCCL). None takes that of the
             launcher: "horovod" under horovodrun, else "mpi".

@@ -27,7 +27,7 @@ class Marker:
         part: The number of the gradient in the bundle.
         refusal: Why factors cannot replace it, whatever the gradient is; None if they could.
         meanwhile: What the step does meanwhile, see `indexed_graph.MEANWHILE`; "" if unknown.
-        kept: The `KeptPart` that is all that is read of its sum; None if more is.
+        kept: The `KeptPart` that is all that the step needs of its sum; None if it needs more.
     """
 
     site: str
@@ -59,10 +59,12 @@ class KeptPart:
     Attributes:
         node: Name of the PoseidonShard that takes them.
         division: How that divides the sum.
+        is_verified: Whether verify mode reads the whole sum besides.
     """
 
     node: str
     division: Division
+    is_verified: bool
 
     def is_of(self, m: int, n: int) -> bool:
         """Whether a rank makes them of half factors with M and N columns."""

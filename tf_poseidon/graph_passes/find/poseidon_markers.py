@@ -22,6 +22,8 @@ from tf_poseidon.graph_passes.partition.states import Division
 OPS = ("PoseidonSync", "PoseidonSyncSlices")
 # One that sums a gradient of which each rank needs its KV pairs alone: nothing is left to plan.
 SCATTER = "PoseidonReduceScatter"
+# The op of verify mode, which reads sums and what they are made of.
+VERIFY = "PoseidonVerify"
 
 
 def find(graph: graph_lib.Graph) -> list[Marker]:
@@ -58,12 +60,14 @@ def _marker(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Marker | None
 
 
 def _kept(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> KeptPart | None:
-    """Returns the columns or rows of a sum that are all that is read of it; None if there are none."""
+    """Returns the columns or rows of a sum that are all that the step needs of it; None if it needs more."""
     readers = graph.consumers(node.name)
-    if len(readers) != 1 or readers[0].op != "PoseidonShard" or list(readers[0].input) != [node.name]:
+    shards = [reader for reader in readers if reader.op != VERIFY]
+    if len(shards) != 1 or shards[0].op != "PoseidonShard" or list(shards[0].input) != [node.name]:
         return None
-    attributes = readers[0].attr
+    attributes = shards[0].attr
     if "divided" not in attributes or attributes["divided"].i < 0:
         return None
-    return KeptPart(readers[0].name, Division(attributes["layout"].s.decode(), divided=attributes["divided"].i,
-                                              columns=attributes["columns"].i))
+    division = Division(attributes["layout"].s.decode(), divided=attributes["divided"].i,
+                        columns=attributes["columns"].i)
+    return KeptPart(shards[0].name, division, is_verified=len(readers) > 1)

@@ -142,7 +142,7 @@ def problem_of(original: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers:
     nodes = {node.name: node for node in after.node}
     replaced = {marker.node for marker in markers}
     sums = {marker.bundle.output for marker in markers if marker.bundle} | {
-        marker.kept.node for marker in markers if marker.kept}
+        marker.kept.node for marker in markers if marker.kept and not marker.kept.is_verified}
     for node in original.node:
         kept = nodes.get(node.name)
         if kept is None:

@@ -145,7 +145,7 @@ class SiteWriter:
     def _kept(self) -> KeptPart | None:
         """What this rank makes of half factors if that is all that is read of the sum; else None."""
         kept = self.marker.kept
-        if self.decision.scheme != planning.HFB or self.decision.leader or kept is None:
+        if self.decision.scheme != planning.HFB or self.decision.leader or kept is None or kept.is_verified:
             return None
         first = self.leader[1].products[0]
         return kept if kept.is_of(first.u.columns, first.v.columns) else None

@@ -137,7 +137,7 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
     decisions: Sequence[Decision] = chooser.decisions(sites)
     if policy == "auto" and cluster.accelerators and operations:
         decisions = _of_whole_step(chooser, decisions, sites, operations, exchanges, steps)
-    exchanges = tuple(dataclasses.replace(exchange, pin=_pin(exchange.site, pins)) for exchange in exchanges)
+    exchanges = tuple(dataclasses.replace(exchange, pin=_unmet_pin(exchange, pins)) for exchange in exchanges)
     return Plan(policy, cluster, sites, tuple(decisions), operations, exchanges=exchanges, steps=steps)
 
 
@@ -257,3 +257,10 @@ def _pin(name: str, pins: Pins) -> str | None:
     names = {name, name.partition("#")[0], name.removeprefix("rows/")}  # its own, and those of its variable
     return next((scheme for pattern, scheme in pins
                  if pattern in names or any(fnmatch.fnmatchcase(n, pattern) for n in names)), None)
+
+
+def _unmet_pin(exchange: Exchange, pins: Pins) -> str | None:
+    """Returns the scheme to which an exchange is pinned that is no gradient, or cannot have it; else None."""
+    pin = _pin(exchange.site, pins)
+    is_of_shards = exchange.kind == cost_lib.SHARDS or (exchange.kind == cost_lib.SCATTER and pin == PS)
+    return None if is_of_shards else pin

@@ -33,7 +33,9 @@ class HalfFactors(FactorBroadcasting):
                        joined_bytes=0 if site.is_divided else site.num_bytes)
 
     def note(self, site: Site) -> str:  # its zeros travel
-        return "each rank updates the columns that it rebuilds" if site.is_divided else ""
+        if not site.is_divided or site.factors is None:
+            return ""
+        return f"each rank updates the {('rows', 'columns')[site.factors.divided]} that it rebuilds"
 
     def follow(self, site: Site, leader: Site) -> tuple[Carried, str] | None:
         return super().follow(site, leader) if _needs_narrow(site, leader) else None
