@@ -118,22 +118,22 @@ void ShardKernel::Compute(OpKernelContext* context) {
   for (const KvPair& piece : own->pieces) places.push_back(places.back() + piece.bytes);
   const char* const from = static_cast<const char*>(tensor.data());
   char* const to = static_cast<char*>(shard->data());
-  auto copy = [&, line_bytes = tensor.TotalBytes() / own->lines](int64_t i, auto copy_bytes) {
-    const int64_t line = i / num_pieces;
-    const KvPair& piece = own->pieces[i % num_pieces];
-    copy_bytes(to + line * places.back() + places[i % num_pieces], from + line * line_bytes + piece.offset,
-               piece.bytes);
-  };
+  const size_t to_pitch = places.back(), from_pitch = tensor.TotalBytes() / own->lines;
   if (const std::shared_ptr<OnDevice> place = Place(context)) {
-    for (int64_t i = 0; i < own->lines * num_pieces; ++i) {
-      copy(i, [&](char* to, const char* from, size_t bytes) { place->device->Copy(place->stream, to, from, bytes); });
+    for (int64_t i = 0; i < num_pieces; ++i) {
+      place->device->CopyLines(place->stream, to + places[i], to_pitch, from + own->pieces[i].offset, from_pitch,
+                               own->pieces[i].bytes, own->lines);
     }
     return context->SetStatus(FailureOf(*place->device));
   }
   auto* const threads = context->device()->tensorflow_cpu_worker_threads()->workers;
   const int64_t at_once = std::max<int64_t>(1, kCopiedBytes / static_cast<int64_t>(own->pieces[0].bytes));
   ForBlocks(threads, own->lines * num_pieces, at_once, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) copy(i, std::memcpy);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t line = i / num_pieces;
+      const KvPair& piece = own->pieces[i % num_pieces];
+      std::memcpy(to + line * to_pitch + places[i % num_pieces], from + line * from_pitch + piece.offset, piece.bytes);
+    }
   });
 }
 

@@ -41,6 +41,12 @@ class Device {
   // of the host the call may wait.
   virtual void Copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
 
+  // The same of `bytes` bytes of each of so many lines, one every `to_pitch` and `from_pitch` bytes.
+  virtual void CopyLines(Stream stream, char* to, size_t to_pitch, const char* from, size_t from_pitch, size_t bytes,
+                         int64_t lines) {
+    for (int64_t line = 0; line < lines; ++line) Copy(stream, to + line * to_pitch, from + line * from_pitch, bytes);
+  }
+
   // SumInOrder of 1 to kMostSummands inputs in the GPU's memory.
   static constexpr size_t kMostSummands = 64;
   virtual void Sum(Stream stream, DataType dtype, const std::vector<Summand>& inputs, size_t bytes, void* output) = 0;

@@ -136,6 +136,15 @@ class Gpu : public Device {
     Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)), "a copy");
   }
 
+  void CopyLines(Stream stream, char* to, size_t to_pitch, const char* from, size_t from_pitch, size_t bytes,
+                 int64_t lines) override {
+    if (lines == 1) return Copy(stream, to, from, bytes);  // pitches have less than 2 GiB
+    const Current current(this);
+    Check(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, bytes, lines, cudaMemcpyDefault,
+                            static_cast<cudaStream_t>(stream)),
+          "a copy of lines");
+  }
+
   void Sum(Stream stream, DataType dtype, const std::vector<Summand>& inputs, size_t bytes, void* output) override {
     const Current current(this);
     if (bytes == 0) return;

@@ -52,9 +52,9 @@ AS_HALF_FACTORS = ("adam", "bfloat16-adamw", "recompiled", "momentum", "muon", "
 
 
 def as_half_factors(is_full):
-    """Returns the cases of programs whose matrices travel as half factors: all of them, or the first three."""
+    """Returns the cases of programs whose matrices travel as half factors: all of them, or the first two."""
     return [Case(FILE, name, ranks, "ps", ("--hfb",))
-            for i, name in enumerate(AS_HALF_FACTORS if is_full else AS_HALF_FACTORS[:3])
+            for i, name in enumerate(AS_HALF_FACTORS if is_full else AS_HALF_FACTORS[:2])
             for ranks in ((2, 3) if is_full else (2 + i % 2,))]
 
 
