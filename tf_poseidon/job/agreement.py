@@ -24,7 +24,7 @@ from tf_poseidon.job.host import gpus
 from tf_poseidon.job.host import kernel_settings
 
 _log = logging.getLogger("tf_poseidon")
-_OF_CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")
+_CONTAINER_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
 
 
 def check_steps(steps: np.ndarray) -> None:
@@ -162,7 +162,7 @@ def least_memory(communicator: Communicator) -> int:
     """Returns the bytes of memory of the rank that has least: of its GPU, or its share of what its host has."""
     of_host = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with contextlib.suppress(OSError, ValueError):  # there is no container, or it has no limit
-        of_host.append(int(_OF_CONTAINER.read_text()))
+        of_host.append(int(_CONTAINER_LIMIT.read_text()))
     own = gpus.memory_bytes() or min(of_host) // communicator.most_on_a_node
     return int(communicator.gather("memory", np.array([[own]], np.int64)).min())
 

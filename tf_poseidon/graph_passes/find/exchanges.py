@@ -6,7 +6,6 @@ Tests: tests/training/test_explaining.py, tests/training/test_timeline.py, tests
 """
 
 import collections
-from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 
@@ -32,8 +31,8 @@ class FindExchanges(passes.Pass):
     def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
         found = nodes(training.graph)
         exchanges = [_exchange(self._usual or training.graph, node) for node in found]
-        return dataclasses.replace(training, exchanges=tuple(_with_shares(exchanges, [
-            node.attr["owner"].i if "owner" in node.attr else -1 for node in found])))
+        owners = [node.attr["owner"].i if "owner" in node.attr else -1 for node in found]
+        return dataclasses.replace(training, exchanges=_with_shares(exchanges, owners))
 
 
 def nodes(graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
@@ -51,13 +50,12 @@ def _exchange(usual: graph_lib.Graph, node: node_def_pb2.NodeDef) -> planning.Ex
                              cast_from=sent.name if sent != dtype else None)
 
 
-def _with_shares(exchanges: Sequence[planning.Exchange], owners: Sequence[int]) -> Iterator[planning.Exchange]:
+def _with_shares(exchanges: Sequence[planning.Exchange], owners: Sequence[int]) -> tuple[planning.Exchange, ...]:
     """Returns exchanges with the share of the busiest owner, given the owner of each, -1 for none."""
-    bytes_of = {kind: collections.Counter[int]() for kind in (planning.SCATTER, planning.SHARDS)}
+    loads = collections.defaultdict[str, collections.Counter[int]](collections.Counter)  # bytes of owners, by kind
     for exchange, owner in zip(exchanges, owners, strict=True):
         if owner >= 0:
-            bytes_of[exchange.kind][owner] += exchange.num_bytes or 0
-    for exchange, owner in zip(exchanges, owners, strict=True):
-        of_owners = bytes_of[exchange.kind] if owner >= 0 else collections.Counter[int]()
-        yield dataclasses.replace(exchange, busiest_share=max(of_owners.values()) / of_owners.total()) if (
-            of_owners.total()) else exchange
+            loads[exchange.kind][owner] += exchange.num_bytes or 0
+    shares = {kind: max(load.values()) / load.total() for kind, load in loads.items() if load.total()}
+    return tuple(exchange if owner < 0 else dataclasses.replace(exchange, busiest_share=shares.get(exchange.kind))
+                 for exchange, owner in zip(exchanges, owners, strict=True))
