@@ -9,6 +9,7 @@ from test_communicator import join_in_process
 
 from tf_poseidon.errors import JobError
 from tf_poseidon.job import agreement
+from tf_poseidon.job.host import gpus
 from tf_poseidon.job.host import kernel_settings
 
 
@@ -29,6 +30,22 @@ def test_the_first_difference_is_said_on_all_ranks(ranks, of_rank_2, difference)
     texts = ["a\nb", "a\nb", of_rank_2]
     assert in_parallel(ranks, lambda rank: agreement.CommunicatorComparison(rank).difference(
         "text", texts[rank.rank])) == [difference] * 3
+
+
+@pytest.mark.parametrize("of_ranks, least", [((9, 5, 7), 5), ((0, 0, 0), 4), ((9, 0, 7), 4), ((3, 0, 0), 3)])
+def test_ranks_know_who_has_least_memory(ranks, of_ranks, least, monkeypatch, tmp_path):
+    """Of its GPU, or without one, of its host, which a container limits."""
+    limit = tmp_path / "memory.max"
+    limit.write_text("4\n")
+    monkeypatch.setattr(agreement, "_CONTAINER_LIMIT", limit)
+    own = threading.local()
+
+    def agree(rank):
+        own.bytes = of_ranks[rank.rank] or None
+        return agreement.least_memory(rank)
+
+    monkeypatch.setattr(gpus, "memory_bytes", lambda: own.bytes)
+    assert in_parallel(ranks, agree) == [least] * 3
 
 
 @pytest.mark.parametrize("setting, value", [

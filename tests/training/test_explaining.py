@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import tf_poseidon as poseidon
+from tf_poseidon.explanations import explaining
+from tf_poseidon.graph_passes.partition import early_updates
 
 NAMES = tuple(explain_models.CASES) if "POSEIDON_ALL_CELLS" in os.environ else (
     "wide", "embedding", "own_step", "gan", "sequential", "whole_step")
@@ -227,6 +229,22 @@ def test_auto_divides_updates_if_steps_are_no_longer_for_it(optimizer, has_shard
     assert divided.has_shards and plan.has_shards == has_shards
     assert plan.memory.slots <= plan.memory.whole_slots
     assert plan.step_seconds <= 1.005 * divided.step_seconds
+
+
+def test_auto_divides_updates_if_it_must(monkeypatch):
+    """Though steps are longer for it: if memory is short, or if what is whole kept others from being read in time."""
+    model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256, use_bias=False)])
+    model.compile("muon", "mse")
+
+    def has_shards():
+        return poseidon.explain(model, 8, 4, 1.0, policy="ps", shard_update="auto").has_shards
+
+    for memory_bytes, is_short in ((3 * 4 * 2**16, True), (5 * 4 * 2**16, False)):  # the kernel, and its momentum
+        monkeypatch.setattr(explaining, "_MEMORY_BYTES", memory_bytes)
+        assert has_shards() == is_short
+    find = early_updates.find
+    monkeypatch.setattr(early_updates, "find", lambda graph, shards: find(graph, shards) if shards else {"another"})
+    assert has_shards()
 
 
 def test_columns_that_ranks_update_come_back_as_weights():

@@ -42,6 +42,7 @@ from tf_poseidon.one_process import tracing
 
 # Prefix of the names of a step's nodes under `fit`: Keras' two functions call it, and it calls them.
 _CALLS = 2 * "StatefulPartitionedCall/" + f"{rank_graphs.NODES}/"
+_MEMORY_BYTES = sys.maxsize  # of a rank, which is unknown: enough for any model
 
 
 def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: float = 10.0, policy: str = "auto",
@@ -134,11 +135,12 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         optimizers = callbacks_lib.optimizers_of(model)
         layouts = dict(collections.ChainMap(*map(sharded_slots.layouts, _with_inner(optimizers))))
         masters = sharded_slots.masters(optimizers)
+        is_auto = shard_update == options_lib.AUTO
         options = partitioning.PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True,
                                                 session=rewriting, layouts=layouts if shard_update else {},
                                                 masters=masters if shard_update else {},
                                                 loads=dict.fromkeys(range(min(servers or ranks, ranks)), 0),
-                                                memory_bytes=sys.maxsize if shard_update == options_lib.AUTO else None)
+                                                memory_bytes=_MEMORY_BYTES if is_auto else None)
         partition = partitioning.partition(step, options, callbacks_lib.accumulators(model),
                                            candidates=metrics if model.compiled else None)
         graphs = rank_graphs.RankGraphs(partition)
