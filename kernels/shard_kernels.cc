@@ -32,6 +32,7 @@ constexpr int64_t kCopiedBytes = 64 << 10;
 
 REGISTER_KERNEL_BUILDER(Name("PoseidonShard").Device(tensorflow::DEVICE_CPU), ShardKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonShardSize").Device(tensorflow::DEVICE_CPU), ShardSizeKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonColumnRange").Device(tensorflow::DEVICE_CPU), ColumnRangeKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonReduceScatter").Device(tensorflow::DEVICE_CPU), ReduceScatterKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonGatherShards").Device(tensorflow::DEVICE_CPU), GatherShardsKernel);
 
@@ -104,6 +105,22 @@ void ShardSizeKernel::Compute(OpKernelContext* context) {
   Tensor* size = nullptr;
   OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &size));
   size->scalar<int64_t>()() = own->elements;
+}
+
+ColumnRangeKernel::ColumnRangeKernel(OpKernelConstruction* context) : OpKernel(context) {
+  OP_REQUIRES_OK(context, context->GetAttr("columns", &columns_));
+}
+
+void ColumnRangeKernel::Compute(OpKernelContext* context) {
+  const Communicator* const communicator = CommunicatorOf(context, *this, "");
+  if (!communicator) return;
+  const ColumnRange range =
+      DivideColumns(columns_, communicator->size(), communicator->servers())[communicator->rank()];
+  Tensor *begin = nullptr, *count = nullptr;
+  OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &begin));
+  OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &count));
+  begin->scalar<int64_t>()() = range.begin;
+  count->scalar<int64_t>()() = range.size();
 }
 
 void ShardKernel::Compute(OpKernelContext* context) {

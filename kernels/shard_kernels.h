@@ -72,6 +72,16 @@ class ShardSizeKernel : public tensorflow::OpKernel {
   int64_t elements_;
 };
 
+class ColumnRangeKernel : public tensorflow::OpKernel {
+ public:
+  explicit ColumnRangeKernel(tensorflow::OpKernelConstruction* context);
+  bool IsExpensive() override { return false; }
+  void Compute(tensorflow::OpKernelContext* context) override;
+
+ private:
+  int64_t columns_;
+};
+
 class ReduceScatterKernel : public SyncKernel {
  public:
   explicit ReduceScatterKernel(tensorflow::OpKernelConstruction* context);

@@ -24,6 +24,12 @@ absl::Status ReduceScatterShape(InferenceContext* c) {
   return ShardShape(c);
 }
 
+absl::Status ColumnRangeShape(InferenceContext* c) {
+  c->set_output(0, c->Scalar());
+  c->set_output(1, c->Scalar());
+  return absl::OkStatus();
+}
+
 absl::Status GatherShardsShape(InferenceContext* c) {
   tensorflow::TensorShape whole;
   ShapeHandle shard, shape;
@@ -78,6 +84,20 @@ Returns how many elements this rank's shard of a tensor has, without the tensor.
 size: A scalar.
 layout, owner, divided, columns: Same as in PoseidonShard.
 elements: The number of elements of the tensor.
+)doc");
+
+REGISTER_OP("PoseidonColumnRange")
+    .Output("begin: int64")
+    .Output("count: int64")
+    .Attr("columns: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn(ColumnRangeShape)
+    .Doc(R"doc(
+Says which columns of some this rank owns, as of a matrix that PoseidonShard divides.
+
+begin: The first one, a scalar.
+count: How many, a scalar; 0 if there are too few for all ranks.
+columns: The number of columns of all ranks.
 )doc");
 
 REGISTER_OP("PoseidonReduceScatter")
