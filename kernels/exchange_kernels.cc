@@ -201,23 +201,23 @@ void GatherKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
   if (!communicator) return done();
   const Tensor& value = context->input(0);
   const int64_t rows = value.dims() > 0 ? value.dim_size(0) : 0;
-  const size_t row_bytes = RowBytes(value);
-  OP_REQUIRES_ASYNC(
-      context, value.dims() > 0 && row_bytes > 0,
-      absl::InvalidArgumentError(absl::StrCat("'", site_, "' has shape ", value.shape().DebugString(),
-                                              ", but only rows that are not empty can be gathered from all ranks.")),
-      done);
+  OP_REQUIRES_ASYNC(context, value.dims() > 0,
+                    absl::InvalidArgumentError(absl::StrCat("'", site_, "' is a scalar, expected rows to gather.")),
+                    done);
+  const bool is_empty = RowBytes(value) == 0;
+  const size_t row_bytes = is_empty ? 1 : RowBytes(value);
   Factors factors;
   factors.site = site_;
   factors.form = absl::StrCat("gather ", DataTypeString(value.dtype()));
   factors.row = shown_.row;
   factors.is_blocking = shown_.is_blocking;
   factors.group = group_;
-  auto given = std::make_shared<Given>(Given{value, Place(context), {}});
-  factors.on_device = given->place;
+  auto given = std::make_shared<Given>(Given{value, Place(context), std::vector<char>(is_empty ? rows : 0), {}});
+  if (!is_empty) factors.on_device = given->place;
   const bool contributes = context->input(1).scalar<bool>()();
-  factors.parts.push_back({value.data(), contributes ? rows * row_bytes : 0, row_bytes});
-  communicator->SubmitFactors(std::move(factors), [this, context, given, row_bytes, done = std::move(done)](
+  const void* const data = is_empty ? given->stand_ins.data() : value.data();
+  factors.parts.push_back({data, contributes ? rows * row_bytes : 0, row_bytes});
+  communicator->SubmitFactors(std::move(factors), [this, context, given, row_bytes, is_empty, done = std::move(done)](
                                                       const std::string& error, GatheredFactors gathered) {
     if (!error.empty()) {
       new std::shared_ptr<Given>(given);  // the network may still use it
@@ -232,14 +232,15 @@ void GatherKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
     }
     given->part = std::move(gathered.parts[0]);
     // Copying takes a while: not on the progress thread.
-    context->device()->tensorflow_cpu_worker_threads()->workers->Schedule([this, context, given, row_bytes, done] {
-      TensorShape shape = given->value.shape();
-      shape.set_dim(0, NumRows(given->part, row_bytes));
-      Tensor* output = nullptr;
-      context->SetStatus(context->allocate_output(0, shape, &output));
-      if (context->status().ok()) Concatenate(context, given, static_cast<char*>(output->data()));
-      done();
-    });
+    context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
+        [this, context, given, row_bytes, is_empty, done] {
+          TensorShape shape = given->value.shape();
+          shape.set_dim(0, NumRows(given->part, row_bytes));
+          Tensor* output = nullptr;
+          context->SetStatus(context->allocate_output(0, shape, &output));
+          if (context->status().ok() && !is_empty) Concatenate(context, given, static_cast<char*>(output->data()));
+          done();
+        });
   });
 }
 

@@ -94,7 +94,8 @@ class GatherKernel : public ExchangeKernel {
   struct Given {
     tensorflow::Tensor value;
     std::shared_ptr<OnDevice> place;
-    GatheredPart part;  // what all ranks have given, this one's value included
+    std::vector<char> stand_ins;  // a byte for each row, if rows have none
+    GatheredPart part;            // what all ranks have given, this one's value included
   };
 
   // Copies the rows of all ranks to `output`, for ops that follow.

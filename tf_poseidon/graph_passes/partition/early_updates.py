@@ -17,7 +17,8 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 
 _SCATTER, _SYNC = "PoseidonReduceScatter", "PoseidonSync"
-_SUMS = (_SYNC, "PoseidonSyncSlices", _SCATTER)
+# What has something of all ranks.
+_SUMS = (_SYNC, "PoseidonSyncSlices", _SCATTER, "PoseidonAllGather", "PoseidonReduceScatterRows")
 _ENTERS, _BRANCHES = ("Enter", "RefEnter"), ("Switch", "RefSwitch")
 
 

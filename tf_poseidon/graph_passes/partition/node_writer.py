@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 import typing
 
+import numpy as np
 import numpy.typing as npt
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
@@ -51,6 +52,12 @@ class Emitter(typing.Protocol):
 
     def taken_from_one(self, value: str, dtype: int, prefix: str, frame: Frame, name: str) -> str:
         """Gives every rank the value of rank 0."""
+
+    def of_all_ranks(self, value: str, dtype: int, prefix: str, frame: Frame, name: str) -> str:
+        """Gives every rank the rows of all ranks, in rank order."""
+
+    def own_rows_of_sum(self, value: str, dtype: int, prefix: str, place: Place, name: str) -> str:
+        """Sums summands of all ranks that have all rows, of which each rank gets its own."""
 
 
 class NodeWriter:
@@ -145,9 +152,37 @@ class NodeWriter:
         return self._emitter.reduced(tensor, state, dtype, f"{PREFIX}/{tensor}", self._place,
                                      f"{self.node.name}/{suffix}", shape)
 
+    def column_range(self, columns: int, beside: str) -> tuple[str, str]:
+        """Returns (the first, the number) of the rank's columns of all, scalars of int64."""
+        return column_range(self._writer, columns, beside)
+
+    def of_all_ranks(self, suffix: str, tensor: str, dtype: int) -> str:
+        """Returns what all ranks have of a tensor that was made for this op, with a dimension of ranks before."""
+        axis = self.constant(f"{suffix}/axis", np.array(0, np.int32), tensor)
+        row = self.add(f"{suffix}/row", "ExpandDims", [tensor, axis], T=dtype, Tdim=types_pb2.DT_INT32)
+        return self.rows_of_all_ranks(suffix, row, dtype)
+
+    def rows_of_all_ranks(self, suffix: str, tensor: str, dtype: int) -> str:
+        """Returns what all ranks have of a tensor that was made for this op, one after the other."""
+        return self._emitter.of_all_ranks(tensor, dtype, f"{PREFIX}/of/{self.node.name}/{suffix}", self._place.frame,
+                                          f"{self.node.name}/{suffix}")
+
+    def own_rows_of_sum(self, tensor: str) -> str:
+        """Returns this rank's rows of a sum, of whose summands, made for this op, all ranks have all rows."""
+        dtype = tensors.types_of_outputs(self.node)[0]
+        return self._emitter.own_rows_of_sum(tensor, dtype, f"{PREFIX}/{tensor}", self._place, self.node.name)
+
     def of_one_rank(self, node: str) -> list[str]:
         """Returns rank 0's outputs of a node that was made for this op, and has the same outputs."""
         name = self.node.name
         return [self._emitter.taken_from_one(
             tensors.tensor_of(node, i), dtype, f"{PREFIX}/of/{name}/output{i}" if i else name, self._place.frame,
             tensors.tensor_of(name, i)) for i, dtype in enumerate(tensors.types_of_outputs(self.node))]
+
+
+def column_range(writer: graph_lib.Writer, columns: int, beside: str) -> tuple[str, str]:
+    """Writes which columns the rank owns; returns (the first, how many), scalars of int64, in the loop of `beside`."""
+    suffix = f"columns_of_{graph_lib.node_of(beside).rpartition('/')[2]}_{len(writer.nodes)}"
+    with writer.placed(HOST):
+        begin = writer.add(suffix, "PoseidonColumnRange", [f"^{graph_lib.node_of(beside)}"], columns=columns)
+    return begin, f"{begin}:1"

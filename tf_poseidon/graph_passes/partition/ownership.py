@@ -4,6 +4,7 @@ Tests: tests/graphs/test_partition_shards.py.
 """
 
 import collections
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 
@@ -31,9 +32,11 @@ class Ownership:
     """
 
     def __init__(self, sizes: graph_sizes.Sizes, paths: Mapping[str, str], shards: Mapping[str, str],
-                 candidates: Mapping[str, str], divisions: Mapping[str, Division], loads: Mapping[int, int]) -> None:
+                 candidates: Mapping[str, str], divisions: Mapping[str, Division], loads: Mapping[int, int],
+                 divided: Collection[str] = ()) -> None:
         """Makes all candidates shards; the arguments are those of `partitioner.KnownVariables`."""
         self._sizes, self._shards, self._divisions, self._loads = sizes, shards, divisions, loads
+        self._divided = frozenset(divided)
         of_matrices = {layout for layout, division in divisions.items() if division.is_of_matrix}
         self._known_owned = {layout for layout, division in divisions.items() if division.owner >= 0}
         self._candidates = {name: candidates[name] for name in held_summands.candidates(sizes.graph, candidates)}
@@ -53,7 +56,9 @@ class Ownership:
 
     def held(self) -> dict[str, State]:
         """Returns what these variables hold."""
-        return {name: Shard(layout, layout in self._owned) for name, layout in self.layouts.items()}
+        return {name: Shard(layout, layout in self._owned,
+                            self._divisions[layout].divided if layout in self._divided else -1)
+                for name, layout in self.layouts.items()}
 
     def changed(self, propagated: propagate_lib.Propagated, fetches: Iterable[str]) -> bool:
         """Notes what a graph needs whole; returns whether variables are to hold something else.

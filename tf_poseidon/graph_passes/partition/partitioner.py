@@ -48,6 +48,8 @@ class KnownVariables:
             may belong to those of some layout, see `Ownership`.
         divisions: The `Division`s of layouts of `shards` and `shard_candidates` that servers do not own by KV pairs;
             those that a candidate is to have are of matrices.
+        divided: The layouts of trained variables that are among `shards` or `shard_candidates` themselves: what is
+            computed from their columns, or rows, is computed by the rank that holds these.
         loads: The bytes that each rank owns that may own layouts of candidates whose update cannot be computed of
             shards; none if there are to be no more owners.
     """
@@ -58,6 +60,7 @@ class KnownVariables:
     shards: Mapping[str, str] = dataclasses.field(default_factory=dict)
     shard_candidates: Mapping[str, str] = dataclasses.field(default_factory=dict)
     divisions: Mapping[str, states.Division] = dataclasses.field(default_factory=dict)
+    divided: Collection[str] = ()
     loads: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
@@ -112,7 +115,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     given = frozenset(variables.summands)
     summands = given | held_summands.candidates(sizes.graph, variables.candidates)
     ownership = Ownership(sizes, variables.paths, variables.shards, variables.shard_candidates, variables.divisions,
-                          variables.loads)
+                          variables.loads, variables.divided)
     while True:
         held: dict[str, states.State] = ownership.held()
         propagated = dividing.propagate(sizes, held | dict.fromkeys(summands, states.HELD), needed, kept, loops)

@@ -37,6 +37,23 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True)
+class Columns:
+    """The part of the one-process value that belongs to the rank's columns: of a dimension, the range that it owns.
+
+    The range follows from the size of the dimension and the ranks alone (`DivideColumns` in columns.h), so all tensors
+    of this size are divided alike. Ranks may have none.
+
+    Attributes:
+        dimension: The dimension, whose size is constant.
+    """
+
+    dimension: int
+
+    def __str__(self) -> str:
+        return f"columns({self.dimension})"
+
+
+@dataclasses.dataclass(frozen=True)
 class Partial:
     """A summand: the one-process value is the sum over the ranks that have rows, in rank order.
 
@@ -97,13 +114,17 @@ class Shard:
         layout: The path of the variable after which its KV pairs are assigned to servers. Tensors of the same layout
             and number of elements have the same elements on a rank.
         owned: Whether one rank, the owner of the layout, has all elements, and the others none.
+        divided: The dimension whose `Columns` a rank holds, flat, if the trained variable itself is divided so; else
+            -1.
     """
 
     layout: str
     owned: bool = False
+    divided: int = -1
 
     def __str__(self) -> str:
-        return f"shard({self.layout}{', owned' if self.owned else ''})"
+        what = ", owned" if self.owned else f", columns({self.divided})" if self.divided >= 0 else ""
+        return f"shard({self.layout}{what})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +146,7 @@ WHOLE = Whole()
 OWN = Own()
 SUM = Partial("sum")
 HELD = Partial("held")
-State = Whole | Rows | Partial | Own | Shard | Owned
+State = Whole | Rows | Columns | Partial | Own | Shard | Owned
 
 # Reductions for which the one-process value, on all ranks, is a valid summand.
 IDEMPOTENT = ("max", "min", "all", "any")

@@ -12,6 +12,9 @@ Ensures: nodes that convert a tensor are below "poseidon/" and the tensor's name
 | partial | shard | `PoseidonReduceScatter`; of a matrix that is divided, `PoseidonSync` and a copy |
 | whole | shard | a copy of its elements |
 | shard | whole | `PoseidonGatherShards` |
+| whole | columns | a slice |
+| columns | whole | `PoseidonAllGather` |
+| columns, shard of the same | shard, columns | another shape |
 | owned shard | owned | a Switch, whose other output is dead on the owner |
 | owned | owned shard | a Merge with a vector that is empty, and dead on the owner |
 
@@ -34,10 +37,12 @@ from tf_poseidon.graph_passes.partition.emit.row_parts import RowParts
 from tf_poseidon.graph_passes.partition.emit.written_graph import joined
 from tf_poseidon.graph_passes.partition.emit.written_graph import split
 from tf_poseidon.graph_passes.partition.emit.written_graph import WrittenGraph
+from tf_poseidon.graph_passes.partition.node_writer import column_range
 from tf_poseidon.graph_passes.partition.node_writer import HOST
 from tf_poseidon.graph_passes.partition.node_writer import PREFIX
 from tf_poseidon.graph_passes.partition.propagate import own_values as own_lib
 from tf_poseidon.graph_passes.partition.rules import elementwise
+from tf_poseidon.graph_passes.partition.states import Columns
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import OWN
@@ -100,7 +105,7 @@ class Conversions:
         native = self._written.computed_state(name)
         if state is None or state == native:
             return self._written.renamed.get(name, name)
-        key = (name, state) if state in (WHOLE, HELD) or isinstance(state, (Shard, Owned)) else (
+        key = (name, state) if state in (WHOLE, HELD) or isinstance(state, (Shard, Owned, Columns)) else (
             name, state, rows_node)
         if key not in self._converted:
             self._converted[key] = self._convert(name, native, state, rows_node)
@@ -120,6 +125,12 @@ class Conversions:
         value = self._written.renamed.get(name, name)
         if isinstance(state, Owned):
             return self._entered(name, state, dtype, prefix)
+        if isinstance(state, Columns) and isinstance(native, Shard) and native.divided == state.dimension:
+            return self._shaped(value, name, state, dtype, f"{prefix}/columns{state.dimension}")
+        if isinstance(state, Shard) and isinstance(native, Columns) and native.dimension == state.divided:
+            writer = self._written.writer(f"{prefix}/shard", self._written.device_of(value))
+            flat = writer.constant("flat", np.array([-1], np.int32), value)
+            return writer.add("", "Reshape", [value, flat], T=dtype, Tshape=types_pb2.DT_INT32)
         if isinstance(native, Owned):
             if state == native.shard:
                 return self._left(value, name, native, dtype, prefix)
@@ -136,6 +147,13 @@ class Conversions:
             if isinstance(state, Shard):
                 writer = self._written.writer(f"{prefix}/shard", self._written.device_of(value))
                 return writer.add("", "PoseidonShard", [whole], T=dtype, **self._written.division(state).attributes)
+            if isinstance(state, Columns):
+                shape = self._written.constant_shape(name)
+                assert shape is not None  # otherwise it is not divided
+                columns = shape[state.dimension]
+                assert columns is not None
+                return self._exchanges.columns_of(whole, len(shape), state.dimension, columns, dtype,
+                                                  f"{prefix}/columns{state.dimension}")
             if len(self._written.rows_nodes) > 1:
                 prefix = f"{prefix}/for/{rows_node}"
             return self._from_whole(whole, name, state, dtype, prefix, frames_lib.Place(place.frame, rows_node))
@@ -143,6 +161,8 @@ class Conversions:
             if self.is_available(name):
                 return self._again(name)
             return self._exchanges.gathered(value, native, dtype, prefix, place, name)
+        if isinstance(native, Columns):
+            return self._exchanges.gathered_columns(value, native, dtype, prefix, place, name)
         if isinstance(native, Shard):
             return self._exchanges.joined_shards(value, native, dtype, prefix, place, name)
         assert isinstance(native, Partial)
@@ -174,6 +194,18 @@ class Conversions:
                                T=self._written.dtype_of(entered))
         nothing = writer.constant("nothing", np.zeros(0, tf.as_dtype(dtype).as_numpy_dtype), elsewhere)
         return writer.add("", "Merge", [flat, nothing], T=dtype, N=2)
+
+    def _shaped(self, value: str, name: str, state: Columns, dtype: int, prefix: str) -> str:
+        """Returns the rank's columns of a tensor in their shape, of which it has the elements."""
+        shape = self._written.constant_shape(name)
+        assert graph_lib.is_known(shape)  # of a variable
+        writer = self._written.writer(prefix, HOST)
+        _, count = column_range(writer, shape[state.dimension], value)
+        sizes = writer.add("sizes", "Pack", [
+            count if d == state.dimension else writer.constant(f"size{d}", np.array(size, np.int64), value)
+            for d, size in enumerate(shape)], T=types_pb2.DT_INT64, N=len(shape), axis=0)
+        with writer.placed(self._written.device_of(value)):
+            return writer.add("", "Reshape", [value, sizes], T=dtype, Tshape=types_pb2.DT_INT64)
 
     def is_available(self, tensor: str) -> bool:
         """Whether a tensor is available whole without an exchange: by a little arithmetic on what every rank has."""

@@ -9,11 +9,9 @@ Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_golden.py.
 import collections
 from collections.abc import Mapping
 import functools
-import math
 import typing
 
 import numpy as np
-import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
@@ -31,7 +29,9 @@ from tf_poseidon.graph_passes.partition.emit.written_graph import joined
 from tf_poseidon.graph_passes.partition.emit.written_graph import split
 from tf_poseidon.graph_passes.partition.emit.written_graph import transposed
 from tf_poseidon.graph_passes.partition.emit.written_graph import WrittenGraph
+from tf_poseidon.graph_passes.partition.node_writer import column_range
 from tf_poseidon.graph_passes.partition.node_writer import HOST
+from tf_poseidon.graph_passes.partition.states import Columns
 from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import Owned
@@ -166,6 +166,48 @@ class GraphExchanges:
         return writer.add("", "PoseidonGatherShards", [value], T=dtype, shape=self._written.constant_shape(name),
                           **division.attributes, **exchange.attributes)
 
+    def of_all_ranks(self, value: str, dtype: int, prefix: str, frame: frames_lib.Frame, name: str) -> str:
+        """Gives every rank the rows of all ranks, whichever rows of the batch these have."""
+        exchange = self._exchange("columns", name, None, dtype, frame)
+        writer = self._written.writer(prefix, self._where_exchanged("PoseidonAllGather", value, dtype),
+                                      exchange.provenance)
+        contributes = writer.constant("contributes", np.array(True), value)
+        return writer.add("", "PoseidonAllGather", [value, contributes], T=dtype, **exchange.attributes)
+
+    def own_rows_of_sum(self, value: str, dtype: int, prefix: str, place: frames_lib.Place, name: str) -> str:
+        """Sums the summands of all ranks, which have all rows, of which each rank gets its own."""
+        whole = self.reduced(value, HELD, dtype, prefix, place, name)
+        return self._parts.rows_of(whole, 0, dtype, f"{prefix}/own", place)
+
+    def columns_of(self, value: str, rank: int, dimension: int, columns: int, dtype: int, prefix: str) -> str:
+        """Slices this rank's columns."""
+        writer = self._written.writer(prefix, HOST)
+        first, count = column_range(writer, columns, value)
+        zero, all_of_it = (writer.constant(name, np.array(number, np.int64), value)
+                           for name, number in (("zero", 0), ("all", -1)))
+        begin, size = (writer.add(name, "Pack", [own if d == dimension else others for d in range(rank)],
+                                  T=types_pb2.DT_INT64, N=rank, axis=0)
+                       for name, own, others in (("begin", first, zero), ("size", count, all_of_it)))
+        with writer.placed(self._written.device_of(value)):
+            return writer.add("", "Slice", [value, begin, size], T=dtype, Index=types_pb2.DT_INT64)
+
+    def gathered_columns(self, value: str, state: Columns, dtype: int, prefix: str, place: frames_lib.Place,
+                         name: str) -> str:
+        """Gathers the columns of all ranks."""
+        exchange = self._exchange("columns", name, self._written.constant_shape(name), dtype, place.frame)
+        writer = self._written.writer(f"{prefix}/whole", self._where_exchanged("PoseidonAllGather", value, dtype),
+                                      exchange.provenance)
+        shape = self._sizes.shape(name)
+        assert shape is not None  # otherwise it is kept whole
+        order = [state.dimension, *(d for d in range(len(shape)) if d != state.dimension)]
+        if state.dimension:
+            value = transposed(writer, "first", value, order, dtype)
+        contributes = writer.constant("contributes", np.array(True), value)
+        whole = writer.add("columns", "PoseidonAllGather", [value, contributes], T=dtype, **exchange.attributes)
+        if state.dimension:
+            whole = transposed(writer, "back", whole, list(np.argsort(order)), dtype)
+        return writer.add("", "EnsureShape", [whole], T=dtype, shape=self._written.constant_shape(name))
+
     def can_scatter(self, state: Partial, shard: Shard, dtype: int) -> bool:
         """Whether ranks can get shards alone of a sum of summands."""
         return (state in (SUM, HELD) and dtype in _SUMMED and self.is_in_step
@@ -195,8 +237,7 @@ class GraphExchanges:
         if graph_lib.node_of(name) in self._graph.nodes:
             num_bytes = self._sizes.bytes(name, dtype)
         else:  # a tensor that was made for an op, with a given shape
-            assert graph_lib.is_known(shape)
-            num_bytes = report_lib.Bytes(fixed=math.prod(shape) * tf.as_dtype(dtype).size)
+            num_bytes = report_lib.Bytes.of(shape, dtype)
         variable = "" if is_gathered else self._trained.get(name, "")
         is_waited_for = self._is_waited_for_by_rows(name)
         self.exchanges.append(report_lib.ExchangedTensor(site, kind, name, shape, dtype, num_bytes, frame.name,

@@ -97,6 +97,14 @@ class GraphWriter:
         """Gives every rank the value of rank 0."""
         return self._exchanges.taken_from_one(value, dtype, prefix, frame, name)
 
+    def of_all_ranks(self, value: str, dtype: int, prefix: str, frame: frames_lib.Frame, name: str) -> str:
+        """Gives every rank the rows of all ranks."""
+        return self._exchanges.of_all_ranks(value, dtype, prefix, frame, name)
+
+    def own_rows_of_sum(self, value: str, dtype: int, prefix: str, place: frames_lib.Place, name: str) -> str:
+        """Sums summands of all rows, of which each rank gets its own."""
+        return self._exchanges.own_rows_of_sum(value, dtype, prefix, place, name)
+
     def write(self, fetches: Iterable[str], kept: Iterable[str] = (),
               own: Collection[str] = ()) -> tuple[list[node_def_pb2.NodeDef], list[str], frozenset[str]]:
         """Writes all nodes.

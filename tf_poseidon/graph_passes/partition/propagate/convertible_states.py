@@ -11,6 +11,7 @@ from tf_poseidon.graph_passes.partition.propagate.prepared_graph import Prepared
 from tf_poseidon.graph_passes.partition.rules.shards import live
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.sizes import row_size
+from tf_poseidon.graph_passes.partition.states import Columns
 from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
@@ -51,8 +52,11 @@ class ConvertibleStates:
             return state in (WHOLE, SUM)
         if isinstance(target, Partial):
             return state == WHOLE and (target == SUM or target.reduce in IDEMPOTENT)
-        assert isinstance(target, Rows)
         shape = self._prepared.sizes.shape(tensor)
+        if isinstance(target, Columns):
+            size = shape[target.dimension] if shape is not None and target.dimension < len(shape) else None
+            return size is not None and size.constant is not None
+        assert isinstance(target, Rows)
         return shape is not None and target.dimension < len(shape) and row_size.consists_of(
             shape[target.dimension], target.blocks)
 
@@ -61,8 +65,8 @@ class ConvertibleStates:
         return all(takes is None or self.can_become(tensor, state, takes)
                    for tensor, state, takes in zip(inputs, states, outcome.takes))
 
-    def can_be_gathered(self, tensor: str, state: Rows) -> bool:
-        """Whether rows can be made whole; those of inputs that all ranks have whole are not gathered."""
+    def can_be_gathered(self, tensor: str, state: Rows | Columns) -> bool:
+        """Whether rows or columns can be made whole; rows of inputs that all ranks have whole are not gathered."""
         node = self._prepared.graph.node(tensor)
         if node.op == poseidon_rows.ROWS and poseidon_rows.given_part(node) is None:
             return True

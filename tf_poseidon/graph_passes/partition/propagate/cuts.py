@@ -35,6 +35,7 @@ from tf_poseidon.graph_passes.partition.propagate import propagation as propagat
 from tf_poseidon.graph_passes.partition.propagate.propagation import Propagated
 from tf_poseidon.graph_passes.partition.rules import stores
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
+from tf_poseidon.graph_passes.partition.states import Columns
 from tf_poseidon.graph_passes.partition.states import Owned
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -115,7 +116,7 @@ class _Network:
         for tensor, takes in zip(inputs, outcome.takes):
             if not isinstance(self._late.states.get(tensor), Partial):
                 continue
-            if takes == WHOLE or isinstance(takes, (Shard, Owned)):
+            if takes == WHOLE or isinstance(takes, (Shard, Owned, Columns)):
                 self._needed.add(tensor)
             elif given or takes is not None and outcome.gives:  # variables that hold summands take them as they are
                 taken.append(tensor)

@@ -32,8 +32,10 @@ from tf_poseidon.graph_passes.partition.propagate.loop_merges import LoopMerges
 from tf_poseidon.graph_passes.partition.propagate.loop_merges import MERGES
 from tf_poseidon.graph_passes.partition.propagate.prepared_graph import PreparedGraph
 from tf_poseidon.graph_passes.partition.rules import blocks
+from tf_poseidon.graph_passes.partition.rules import columns
 from tf_poseidon.graph_passes.partition.rules import shards
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
+from tf_poseidon.graph_passes.partition.states import Columns
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Owned
 from tf_poseidon.graph_passes.partition.states import Partial
@@ -150,12 +152,20 @@ class _CachedRules:
         if last != given:
             case = Case(node, self._prepared.inputs[node.name], held_lib.as_summands(given.states),
                         self._prepared.num_outputs(node.name), self._prepared.sizes, given.wish, given.stored)
-            if any(isinstance(state, (Shard, Owned)) for state in given.states):
-                outcome = shards.applied(case)
-            else:
-                outcome = held_lib.outcome(rules.applied(case, given.with_blocks), case, given.states)
+            outcome = self._of_divided(case) if any(isinstance(state, (Shard, Owned, Columns))
+                                                    for state in given.states) else None
+            if outcome is None and not any(isinstance(state, Shard) and state.divided < 0 or isinstance(state, Owned)
+                                           for state in given.states):
+                whole = tuple(WHOLE if columns.is_divided(state) else state for state in given.states)
+                case = case.with_states(held_lib.as_summands(whole), given.wish, given.stored)
+                outcome = held_lib.outcome(rules.applied(case, given.with_blocks), case, whole)
             self._last[node.name] = given, outcome
         return outcome
+
+    def _of_divided(self, case: Case) -> Outcome | None:
+        """Applies the rule of an op of which some inputs are shards, owned or columns."""
+        outcome = shards.applied(case) if any(isinstance(state, (Shard, Owned)) for state in case.states) else None
+        return columns.applied(case) if outcome is None and any(map(columns.is_divided, case.states)) else outcome
 
 
 class _Search:
@@ -309,10 +319,10 @@ class _Search:
                 if wish is not None and (wish != state or state == WHOLE):
                     for origin in self._prepared.lists.origins(tensor):
                         self._facts.lists.agree(origin, wish)
-            elif (takes == WHOLE or isinstance(takes, (Shard, Owned))) and isinstance(state, Partial):
+            elif (takes == WHOLE or isinstance(takes, (Shard, Owned, Columns))) and isinstance(state, Partial):
                 needed.add(tensor)
-            elif takes not in (None, state) and isinstance(state, Rows) and not self._convertible.can_be_gathered(
-                    tensor, state):
+            elif (takes not in (None, state) and isinstance(state, (Rows, Columns))
+                  and not self._convertible.can_be_gathered(tensor, state)):
                 self._facts.whole_nodes.add(graph_lib.node_of(tensor))
         if node.op in MERGES and node.name not in self._fixed.row_loops:
             self._merges.note(node, self._live)

@@ -17,6 +17,7 @@ from tensorflow.core.framework import node_def_pb2
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.containers.resource_stores import Stores
+from tf_poseidon.graph_passes.partition.rules import columns
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import Partial
@@ -86,7 +87,8 @@ def find(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[
 
 def _cut(inputs: Iterable[str], seen: Callable[[str], State], outcome: Outcome) -> list[str]:
     """Returns the inputs that a node takes as rows, or as summands."""
-    return [tensor for tensor, takes in zip(inputs, outcome.takes) if takes != WHOLE and seen(tensor) != WHOLE]
+    return [tensor for tensor, takes in zip(inputs, outcome.takes)
+            if takes != WHOLE and seen(tensor) != WHOLE and not columns.is_divided(seen(tensor))]
 
 
 def mixing(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[str]], seen: Callable[[str], State],

@@ -20,6 +20,7 @@ from tf_poseidon.graph_passes.partition.propagate.prepared_graph import Prepared
 from tf_poseidon.graph_passes.partition.rules import shards
 from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.sizes.graph_sizes import Sizes
+from tf_poseidon.graph_passes.partition.states import Columns
 from tf_poseidon.graph_passes.partition.states import Owned
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Shard
@@ -101,7 +102,7 @@ def made_whole(sizes: Sizes, states: Mapping[str, State], outcomes: Mapping[str,
         node = sizes.graph.nodes[name]
         if not node.op.startswith(updates):
             gathered += [tensor for tensor, takes in zip(sizes.graph.inputs(node), outcome.takes)
-                         if takes is not None and not isinstance(takes, (Shard, Owned))]
+                         if takes is not None and not isinstance(takes, (Shard, Owned, Columns))]
     found = set()
     for tensor in map(tensors.canonical, gathered):
         state = shards.live(states.get(tensor, WHOLE))

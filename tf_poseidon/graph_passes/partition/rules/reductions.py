@@ -30,7 +30,7 @@ def _axes(case: Case) -> set[int] | None:
     return {int(axis) % rank for axis in axes.flatten()} if rank else set()
 
 
-def _after(dimension: int, axes: Collection[int], keeps: bool) -> int:
+def after(dimension: int, axes: Collection[int], keeps: bool) -> int:
     """Returns the position of a dimension after others were reduced."""
     return dimension if keeps else dimension - sum(axis < dimension for axis in axes)
 
@@ -44,7 +44,7 @@ def reduction(case: Case) -> Outcome | None:
         return None
     if state.dimension in axes:
         return case.all({0: state}, Partial(_REDUCES[case.node.op]))
-    return case.all({0: state}, Rows(_after(state.dimension, axes, case.attr("keep_dims").b)))
+    return case.all({0: state}, Rows(after(state.dimension, axes, case.attr("keep_dims").b)))
 
 
 def mean(case: Case) -> Outcome | None:
@@ -55,7 +55,7 @@ def mean(case: Case) -> Outcome | None:
     if not isinstance(state, Rows) or axes is None:
         return None
     if state.dimension not in axes:
-        return case.all({0: state}, Rows(_after(state.dimension, axes, case.attr("keep_dims").b)))
+        return case.all({0: state}, Rows(after(state.dimension, axes, case.attr("keep_dims").b)))
     if case.attr("T").type in graph_lib.HALVES or not case_lib.is_inexact(case.attr("T").type):
         return None  # sums of halves may overflow
     return case.all({0: state}, SUM, write=_write_mean)
@@ -86,7 +86,7 @@ def norm(case: Case) -> Outcome | None:
     state, axes = case.states[0], _axes(case)
     if not isinstance(state, Rows) or axes is None or state.dimension in axes:
         return None
-    return case.all({0: state}, Rows(_after(state.dimension, axes, case.attr("keep_dims").b)))
+    return case.all({0: state}, Rows(after(state.dimension, axes, case.attr("keep_dims").b)))
 
 
 def half_of_squares(case: Case) -> Outcome | None:
@@ -123,7 +123,7 @@ def index_of_extreme(case: Case) -> Outcome | None:
     axis = int(given) % len(case.sizes(0))
     if axis == state.dimension:
         return None
-    return case.all({0: state}, Rows(_after(state.dimension, {axis}, False)))
+    return case.all({0: state}, Rows(after(state.dimension, {axis}, False)))
 
 
 def top(case: Case) -> Outcome | None:

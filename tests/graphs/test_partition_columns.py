@@ -1,0 +1,212 @@
+"""Layers of which each rank has some columns, on many ranks in this process against one process.
+
+Each case is a step that trains a head; its variables, the classes of an example, and what ranks exchange in it. What is
+exchanged as "columns" are numbers of each row, and never the columns themselves.
+"""
+
+import collections
+import typing
+
+import numpy as np
+import partitioning
+import pytest
+import tensorflow as tf
+
+from tf_poseidon import grappler
+from tf_poseidon.graph_passes.partition import partitioner as partition_lib
+from tf_poseidon.graph_passes.partition.preparation import inline
+from tf_poseidon.graph_passes.partition.states import Division
+
+# Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
+BATCHES = (7, 1, 0, 12)
+FEATURES, CLASSES = 5, 70  # with 16 columns together, five ranks have 16 each but for the last one, which has 6
+
+
+class Inputs(typing.NamedTuple):
+    """The inputs of a step with a row for each example: features, a class, a number for each class, and a weight."""
+
+    x: tf.Tensor
+    classes: tf.Tensor
+    targets: tf.Tensor
+    weight: tf.Tensor
+
+
+def logits_of(inputs, variables):
+    return inputs.x @ variables["kernel"].read_value() + variables["bias"].read_value()
+
+
+def softmax_head(inputs, variables):
+    logits = logits_of(inputs, variables)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(inputs.classes, logits)
+    return tf.reduce_sum(losses * inputs.weight), tf.argmax(logits, -1), tf.math.in_top_k(
+        inputs.classes, tf.cast(logits, tf.float32), 3)
+
+
+def dense_labels(inputs, variables):
+    logits = logits_of(inputs, variables)
+    return tf.reduce_sum(tf.nn.softmax_cross_entropy_with_logits(inputs.targets, logits)), tf.argmin(logits, -1)
+
+
+def probabilities(inputs, variables):
+    """A loss without logits, and its mean."""
+    chosen = tf.nn.softmax(logits_of(inputs, variables))
+    chosen = tf.clip_by_value(chosen / tf.reduce_sum(chosen, -1, keepdims=True), 1e-7, 1 - 1e-7)
+    losses = -tf.reduce_sum(inputs.targets * tf.math.log(chosen), -1)
+    return tf.reduce_mean(losses), tf.reduce_mean(chosen, 0), tf.reduce_max(chosen)
+
+
+def log_probabilities(inputs, variables):
+    logits = tf.nn.log_softmax(logits_of(inputs, variables) / 2)
+    return tf.reduce_sum(logits * inputs.targets), tf.reduce_logsumexp(logits, 1), tf.reduce_min(logits, 1)
+
+
+def multi_label(inputs, variables):
+    logits = logits_of(inputs, variables)
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(inputs.targets, logits)
+    return tf.reduce_mean(losses, -1), tf.reduce_mean(losses), tf.reduce_all(logits > -1e9), tf.nn.l2_loss(losses)
+
+
+def smoothed(inputs, variables):
+    """Label smoothing of classes as numbers for each class, and a mask that a step draws."""
+    targets = tf.one_hot(inputs.classes, CLASSES, dtype=tf.float64) * 0.9 + 0.1 / CLASSES
+    logits = logits_of(inputs, variables)
+    noise = tf.random.stateless_uniform(tf.shape(logits), (3, 4), dtype=tf.float64)
+    logits = tf.where(noise > 0.25, logits / 0.75, tf.zeros_like(logits))
+    return tf.reduce_sum(tf.nn.softmax_cross_entropy_with_logits(targets, logits)), tf.size(logits)
+
+
+def cosine(inputs, variables):
+    """ArcFace: weights of length 1, a margin on the angle of the class, and a scale."""
+    weights = tf.math.l2_normalize(variables["kernel"].read_value(), 0)
+    cosines = tf.clip_by_value(tf.math.l2_normalize(inputs.x + 0.125, 1) @ weights, -0.999, 0.999)
+    mask = tf.one_hot(inputs.classes, CLASSES, dtype=tf.float64)
+    logits = 8 * tf.cos(tf.acos(cosines) + 0.5 * mask)
+    return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(inputs.classes, logits))
+
+
+def sequences(inputs, variables):
+    """Two places for each example, transposed, and numbers of the largest."""
+    hidden = tf.stack([inputs.x, inputs.x[:, ::-1]], 1)
+    logits = tf.reshape(tf.reshape(hidden, [-1, FEATURES]) @ variables["kernel"].read_value(), [-1, 2, CLASSES])
+    logits = tf.nn.bias_add(logits, variables["bias"].read_value())
+    probabilities_of_classes = tf.transpose(tf.nn.softmax(logits), [0, 2, 1])
+    flat = tf.reshape(logits, [-1, CLASSES])
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.repeat(inputs.classes, 2), flat)
+    values, indices = tf.math.top_k(logits, 20)
+    return tf.reduce_sum(losses), tf.reduce_sum(probabilities_of_classes, [0, 1]), values, indices, tf.shape(flat)
+
+
+def pair(inputs, variables):
+    """Two layers, the first divided by its outputs, and the second by its inputs."""
+    hidden = tf.nn.relu(logits_of(inputs, variables))
+    return tf.reduce_sum(tf.square(tf.sinh(hidden @ variables["second"].read_value() / 64) - inputs.weight[:, None]))
+
+
+def transposed(inputs, variables):
+    """A head whose classes are rows, as in a table of embeddings, with rows of it besides."""
+    table = variables["table"].read_value()
+    found = tf.gather(table, inputs.classes)
+    logits = tf.matmul(inputs.x + found, table, transpose_b=True)
+    return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(inputs.classes, logits))
+
+
+def without_rule(inputs, variables):
+    """Cumulative sums over classes need whole columns."""
+    logits = tf.cumsum(logits_of(inputs, variables), 1)
+    return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(inputs.classes, logits))
+
+
+class Head(typing.NamedTuple):
+    """What is expected of a step.
+
+    Attributes:
+        exchanges: How many exchanges it has, by kind.
+        divided: The dimension that is divided of each variable.
+        whole: The shapes of other variables.
+    """
+
+    exchanges: dict[str, int]
+    divided: dict[str, int] = {"kernel": 1, "bias": 0}
+    whole: dict[str, tuple[int, ...]] = {}
+
+
+SHAPES = {"kernel": (FEATURES, CLASSES), "bias": (CLASSES,), "second": (CLASSES, 3), "table": (CLASSES, FEATURES)}
+HEADS = {
+    softmax_head: Head({}), dense_labels: Head({}), probabilities: Head({}), log_probabilities: Head({}),
+    multi_label: Head({}), smoothed: Head({}), cosine: Head({}, {"kernel": 1}), sequences: Head({}),
+    pair: Head({}, {"kernel": 1, "bias": 0, "second": 0}), transposed: Head({}, {"table": 0}), without_rule: Head({})}
+
+
+def make(head):
+    """Returns (the graph in one process, names of its initial operation, its fetches, and its variables' values)."""
+    graph, shapes = tf.Graph(), {**{name: SHAPES[name] for name in HEADS[head].divided}, **HEADS[head].whole}
+    with graph.as_default():
+        given = [tf.compat.v1.placeholder(dtype, shape, name=name) for name, dtype, shape in (
+            ("x", tf.float64, (None, FEATURES)), ("classes", tf.int32, (None,)),
+            ("targets", tf.float64, (None, CLASSES)), ("weight", tf.float64, (None,)))]
+        inputs = Inputs(*partitioning.rows(*given))
+        variables = {name: tf.Variable(tf.zeros(shape, tf.float64), use_resource=True, name=name)
+                     for name, shape in shapes.items()}
+        # What the weights are computed from is known; no rank draws them.
+        start = [variable.assign(tf.reshape(tf.range(1.0, 1.0 + np.prod(shape), dtype=tf.float64) % (i + 7) / 8 - 0.25,
+                                            shape)) for i, (variable, shape) in enumerate(
+                                                zip(variables.values(), shapes.values()))]
+        with tf.control_dependencies(start):
+            initial = tf.constant(1.0)
+        found = head(inputs, variables)
+        fetches = list(found) if isinstance(found, tuple) else [found]
+        gradients = tf.gradients(fetches[0], list(variables.values()))
+        with tf.control_dependencies(fetches):
+            updates = [variable.assign_sub(0.25 * gradient) for variable, gradient in zip(variables.values(), gradients)]
+        with tf.control_dependencies(updates):
+            done = tf.constant(1.0)
+        values = {name: variable.read_value() for name, variable in variables.items()}
+    return graph, initial.name, [*(fetch.name for fetch in fetches), done.name], {
+        name: value.name for name, value in values.items()}
+
+
+def known_variables(head):
+    layouts = {name: name for name in HEADS[head].divided}
+    divisions = {name: Division(name, divided=dimension, columns=(*SHAPES[name], 1)[1])
+                 for name, dimension in HEADS[head].divided.items()}
+    return partition_lib.KnownVariables(layouts, shards=layouts, divisions=divisions, divided=layouts)
+
+
+def feeds_of(step):
+    rows, draw = BATCHES[step], np.random.default_rng(step)
+    return {"x:0": draw.integers(-3, 4, (rows, FEATURES)) / 4, "classes:0": draw.integers(0, CLASSES, rows),
+            "targets:0": draw.integers(0, 3, (rows, CLASSES)) / 4, "weight:0": draw.integers(0, 3, rows)}
+
+
+def run(session, names, of_ranks=lambda feeds: feeds):
+    initial, fetches, values = names
+    session.run(initial, of_ranks(feeds_of(0)))
+    found = []
+    for step in range(len(BATCHES)):
+        found.append([session.run(fetches, of_ranks(feeds_of(step))), session.run(values)])
+    return found
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: head.__name__)
+def test_heads_run_on_columns(head):
+    graph, initial, fetches, values = make(head)
+    names = [initial, *fetches, *values.values()]
+    flat = inline.inline(graph.as_graph_def(), names)
+    step = partition_lib.partition(flat, fetches, grappler.add_shapes, known_variables(head))
+    kinds = collections.Counter(exchange.kind for exchange in step.report.exchanges)
+    print(step.report)
+    assert step.shards.keys() == HEADS[head].divided.keys()
+    with tf.compat.v1.Session(graph=graph) as session:
+        expected = run(session, (initial, fetches, list(values.values())))
+    partitioned = partition_lib.partition(flat, names, grappler.add_shapes, known_variables(head))
+    for size in partitioning.RANKS:
+        joined, of_ranks = partitioning.on_ranks(partitioned, size)
+        with tf.compat.v1.Session(graph=joined) as session:
+            found = run(session, (of_ranks[0], of_ranks[1:len(fetches) + 1], of_ranks[len(fetches) + 1:]), lambda feeds: {
+                f"rank{rank}/{name}": value for name, value in feeds.items() for rank in range(size)})
+        for number, (got, want) in enumerate(zip(found, expected, strict=True)):
+            for name, of_all, value in zip([*fetches, *values], [*got[0], *got[1]], [*want[0], *want[1]], strict=True):
+                for rank in range(size):
+                    np.testing.assert_allclose(of_all[rank], value, rtol=1e-11, atol=1e-11,
+                                               err_msg=f"{name} on rank {rank} of {size} after step {number}")
+                    assert of_all[rank].tobytes() == of_all[0].tobytes(), f"bits of {name} on rank {rank} of {size}"
