@@ -157,7 +157,8 @@ def make(head):
         fetches = list(found) if isinstance(found, tuple) else [found]
         gradients = tf.gradients(fetches[0], list(variables.values()))
         with tf.control_dependencies(fetches):
-            updates = [variable.assign_sub(0.25 * gradient) for variable, gradient in zip(variables.values(), gradients)]
+            updates = [variable.assign_sub(0.25 * gradient)
+                       for variable, gradient in zip(variables.values(), gradients)]
         with tf.control_dependencies(updates):
             done = tf.constant(1.0)
         values = {name: variable.read_value() for name, variable in variables.items()}
@@ -202,7 +203,8 @@ def test_heads_run_on_columns(head):
     for size in partitioning.RANKS:
         joined, of_ranks = partitioning.on_ranks(partitioned, size)
         with tf.compat.v1.Session(graph=joined) as session:
-            found = run(session, (of_ranks[0], of_ranks[1:len(fetches) + 1], of_ranks[len(fetches) + 1:]), lambda feeds: {
+            first, *others = of_ranks
+            found = run(session, (first, others[:len(fetches)], others[len(fetches):]), lambda feeds: {
                 f"rank{rank}/{name}": value for name, value in feeds.items() for rank in range(size)})
         for number, (got, want) in enumerate(zip(found, expected, strict=True)):
             for name, of_all, value in zip([*fetches, *values], [*got[0], *got[1]], [*want[0], *want[1]], strict=True):

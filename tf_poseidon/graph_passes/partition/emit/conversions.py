@@ -22,25 +22,32 @@ Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_golden.py.
 """
 
 import collections
+import math
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import tensors
 from tf_poseidon.graph_passes.graph.tensors import canonical
 from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition.case import Case
 from tf_poseidon.graph_passes.partition.case import is_inexact
+from tf_poseidon.graph_passes.partition.case import Outcome
 from tf_poseidon.graph_passes.partition.emit.graph_exchanges import GraphExchanges
 from tf_poseidon.graph_passes.partition.emit.row_parts import RowParts
 from tf_poseidon.graph_passes.partition.emit.written_graph import joined
 from tf_poseidon.graph_passes.partition.emit.written_graph import split
 from tf_poseidon.graph_passes.partition.emit.written_graph import WrittenGraph
 from tf_poseidon.graph_passes.partition.node_writer import column_range
+from tf_poseidon.graph_passes.partition.node_writer import Emitter
 from tf_poseidon.graph_passes.partition.node_writer import HOST
+from tf_poseidon.graph_passes.partition.node_writer import NodeWriter
 from tf_poseidon.graph_passes.partition.node_writer import PREFIX
 from tf_poseidon.graph_passes.partition.propagate import own_values as own_lib
+from tf_poseidon.graph_passes.partition.rules import columns
 from tf_poseidon.graph_passes.partition.rules import elementwise
 from tf_poseidon.graph_passes.partition.states import Columns
 from tf_poseidon.graph_passes.partition.states import HELD
@@ -65,14 +72,16 @@ _LITTLE = frozenset((
 class Conversions:
     """The tensors of one graph in other states than that in which they are computed."""
 
-    def __init__(self, written: WrittenGraph, parts: RowParts, exchanges: GraphExchanges) -> None:
+    def __init__(self, written: WrittenGraph, parts: RowParts, exchanges: GraphExchanges, emitter: Emitter) -> None:
         """Makes none yet.
 
         Args:
             written: The graph in which they are written.
             parts: Which rows ranks have in it.
             exchanges: What ranks exchange in it.
+            emitter: What writes for rules.
         """
+        self._emitter = emitter
         self._written = written
         self._sizes = written.sizes
         self._graph = written.original
@@ -125,6 +134,10 @@ class Conversions:
         value = self._written.renamed.get(name, name)
         if isinstance(state, Owned):
             return self._entered(name, state, dtype, prefix)
+        if isinstance(state, Columns) and not columns.is_divided(native):
+            again = self._columns_again(name, state, prefix, place)
+            if again is not None:
+                return again
         if isinstance(state, Columns) and isinstance(native, Shard) and native.divided == state.dimension:
             return self._shaped(value, name, state, dtype, f"{prefix}/columns{state.dimension}")
         if isinstance(state, Shard) and isinstance(native, Columns) and native.dimension == state.divided:
@@ -150,9 +163,9 @@ class Conversions:
             if isinstance(state, Columns):
                 shape = self._written.constant_shape(name)
                 assert shape is not None  # otherwise it is not divided
-                columns = shape[state.dimension]
-                assert columns is not None
-                return self._exchanges.columns_of(whole, len(shape), state.dimension, columns, dtype,
+                size = shape[state.dimension]
+                assert size is not None
+                return self._exchanges.columns_of(whole, len(shape), state.dimension, size, dtype,
                                                   f"{prefix}/columns{state.dimension}")
             if len(self._written.rows_nodes) > 1:
                 prefix = f"{prefix}/for/{rows_node}"
@@ -194,6 +207,50 @@ class Conversions:
                                T=self._written.dtype_of(entered))
         nothing = writer.constant("nothing", np.zeros(0, tf.as_dtype(dtype).as_numpy_dtype), elsewhere)
         return writer.add("", "Merge", [flat, nothing], T=dtype, N=2)
+
+    def _columns_again(self, name: str, state: Columns, prefix: str, place: frames_lib.Place) -> str | None:
+        """Computes a tensor a second time, this rank's columns of it; None if exchanging it is no slower."""
+        outcome = self._made(name, state)
+        if outcome is None or self._exchanged_elements(name, state) > self._elements(name):
+            return None
+        node = node_def_pb2.NodeDef()
+        node.CopyFrom(self._graph.node(name))
+        node.name = f"{prefix}/columns{state.dimension}"
+        for key in [key for key in node.attr if key.startswith("_") and key != "_class"]:
+            del node.attr[key]
+        taken = [self.tensor(tensor, takes, place.rows_node)
+                 for tensor, takes in zip(self._graph.inputs(node), outcome.takes)]
+        if outcome.write is None:
+            self._written.writer("", node.device).copy(node, taken)
+            return node.name
+        states = [state for state in outcome.takes if state is not None]
+        return outcome.write(NodeWriter(self._emitter, node, taken, states, [], place))[0]
+
+    def _made(self, name: str, state: Columns) -> Outcome | None:
+        """Returns how an op can compute columns of a tensor, None if it cannot."""
+        node = self._graph.node(name)
+        inputs = list(map(canonical, self._graph.inputs(node)))
+        outcome = columns.made(Case(node, inputs, (WHOLE,) * len(inputs), 1, self._sizes), state.dimension)
+        return outcome if graph_lib.output_of(name) == 0 else None
+
+    def _exchanged_elements(self, name: str, state: Columns) -> float:
+        """Returns how many elements are exchanged if columns of a tensor are computed again; ends as graphs do."""
+        outcome, elements = self._made(name, state), 0.0
+        assert outcome is not None
+        for tensor, takes in zip(map(canonical, self._graph.inputs(self._graph.node(name))), outcome.takes):
+            native = self._written.computed_state(tensor)
+            if native == takes or native == WHOLE or columns.is_divided(native) or (
+                    isinstance(native, Rows) and self.is_available(tensor)):
+                continue
+            again = isinstance(takes, Columns) and self._made(tensor, takes) is not None
+            elements += min(self._elements(tensor), self._exchanged_elements(tensor, takes) if again and isinstance(
+                takes, Columns) else math.inf)
+        return elements
+
+    def _elements(self, name: str) -> float:
+        """Returns the number of elements of a usual batch."""
+        shape = self._sizes.likely_shape(name)
+        return math.inf if shape is None else math.prod(shape)
 
     def _shaped(self, value: str, name: str, state: Columns, dtype: int, prefix: str) -> str:
         """Returns the rank's columns of a tensor in their shape, of which it has the elements."""

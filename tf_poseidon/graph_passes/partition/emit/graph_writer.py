@@ -62,7 +62,7 @@ class GraphWriter:
         self._written = WrittenGraph(sizes, propagated, divisions)
         self._parts = RowParts(self._written)
         self._exchanges = GraphExchanges(self._written, self._parts, trained, accumulated)
-        self._conversions = Conversions(self._written, self._parts, self._exchanges)
+        self._conversions = Conversions(self._written, self._parts, self._exchanges, self)
         self._operands = operands.Operands(self._written, self._parts, self._conversions)
         self._controls: dict[str, str] = {}  # by name of a removed node: the node that replaces it
 

@@ -14,6 +14,7 @@ from tf_poseidon.graph_passes.partition.rules.columns import column_shapes
 from tf_poseidon.graph_passes.partition.rules.columns import extremes
 from tf_poseidon.graph_passes.partition.rules.columns import like_rows
 from tf_poseidon.graph_passes.partition.rules.columns import lookups
+from tf_poseidon.graph_passes.partition.rules.columns import makers
 from tf_poseidon.graph_passes.partition.rules.columns import normalisers
 from tf_poseidon.graph_passes.partition.states import Columns
 from tf_poseidon.graph_passes.partition.states import Shard
@@ -40,6 +41,9 @@ def applied(case: Case) -> Outcome | None:
     if case.node.op not in RULES:
         return None
     return RULES[case.node.op](case.with_states([_as_columns(state) for state in case.states], None, None))
+
+
+made = makers.made
 
 
 def is_divided(state: State) -> bool:

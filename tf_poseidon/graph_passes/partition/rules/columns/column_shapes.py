@@ -17,6 +17,8 @@ from tf_poseidon.graph_passes.partition.sizes import row_size
 from tf_poseidon.graph_passes.partition.states import Columns
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
+_INT64 = types_pb2.DT_INT64
+
 
 def shape_of(case: Case) -> Outcome | None:
     """Shape, ShapeN and Size: the sizes of one process."""
@@ -32,7 +34,12 @@ def size_of(case: Case, i: int) -> int:
     """Returns the size of the dimension of an input that is divided."""
     state = case.states[i]
     assert isinstance(state, Columns)
-    size = case.sizes(i)[state.dimension]
+    return constant_size(case.sizes(i), state.dimension)
+
+
+def constant_size(shape: row_size.Shape | None, dimension: int) -> int:
+    """Returns the size of a dimension that is divided."""
+    size = None if shape is None else shape[dimension]
     assert size is not None and size.constant is not None
     return size.constant
 
@@ -85,6 +92,33 @@ def _write_reshaped(writer: NodeWriter, dimension: int) -> list[str]:
     return [writer.add("", "Reshape", [tensor, shape], T=writer.type_of_input(0), Tshape=dtype)]
 
 
+def broadcast(case: Case) -> Outcome | None:
+    """BroadcastTo(x, shape): dimensions are aligned at the last one."""
+    state, shape, out = case.states[0], case.shape(0), case.out_shape()
+    if not isinstance(state, Columns) or shape is None or out is None:
+        return None
+    dimension = state.dimension + len(out) - len(shape)
+    return case.all({0: state}, Columns(dimension), write=functools.partial(
+        write_of_size, i=1, dimension=dimension, columns=size_of(case, 0)))
+
+
+def write_of_size(writer: NodeWriter, i: int, dimension: int, columns: int) -> list[str]:
+    """Writes an op whose input `i` is a shape, in which the columns are the rank's."""
+    dtype = writer.type_of_input(i)
+    _, count = writer.column_range(columns, writer.inputs[i])
+    size = count if dtype == _INT64 else writer.add("count", "Cast", [count], SrcT=_INT64, DstT=dtype)
+    shape = column_nodes.with_element(writer, "shape", writer.inputs[i], dtype, dimension, size)
+    return [writer.same("of_columns", [shape if j == i else tensor for j, tensor in enumerate(writer.inputs)])]
+
+
+def repeated(case: Case) -> Outcome | None:
+    """Tile(x, multiples), along other dimensions."""
+    state, multiples = case.states[0], case.constant(1)
+    if not isinstance(state, Columns) or multiples is None or multiples[state.dimension] != 1:
+        return None
+    return case.all({0: state}, state)
+
+
 def same_shape(case: Case) -> Outcome | None:
     """ZerosLike, OnesLike."""
     return case.all({0: case.states[0]}, case.states[0])
@@ -112,6 +146,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Shape", "ShapeN", "Size"), shape_of),
     "Rank": rank_of,
     **dict.fromkeys(("Reshape", "ExpandDims", "Squeeze"), rearranged),
+    "BroadcastTo": broadcast,
+    "Tile": repeated,
     **dict.fromkeys(("ZerosLike", "OnesLike"), same_shape),
     "BiasAdd": bias_added,
     "BiasAddGrad": bias_gradient,

@@ -59,6 +59,6 @@ RULES: dict[str, Rule] = {
         **elementwise.RULES, **control.RULES, **contractions.RULES,
         **{op: reductions.RULES[op] for op in (
             "Softmax", "LogSoftmax", "Cumsum", "Cumprod", "CumulativeLogsumexp", "ArgMax", "ArgMin", "TopKV2")},
-        **{op: shapes.RULES[op] for op in ("Transpose", "ExpandDims", "Squeeze", "Pack", "Unpack")},
+        **{op: shapes.RULES[op] for op in ("Transpose", "Pack", "Unpack")},
     }.items() if op not in ("IdentityN", "SparseSoftmaxCrossEntropyWithLogits", "InTopK", "InTopKV2", "ZerosLike",
                             "OnesLike", "Bitcast")}
