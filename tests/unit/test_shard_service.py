@@ -20,7 +20,7 @@ from tf_poseidon.job.job_variables.holdings import Holding
 from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.job_variables.shard_service import ShardService
 from tf_poseidon.keras_hook.keras_objects import sharded_slots
-from tf_poseidon.one_process import master_weights
+from tf_poseidon.one_process.sharding import master_weights
 from tf_poseidon.options import JobOptions
 
 SHAPE = (40, 50)  # in several KV pairs

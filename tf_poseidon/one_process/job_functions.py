@@ -19,8 +19,8 @@ from tf_poseidon.job.joined_job import Job
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import late_results
 from tf_poseidon.one_process import step_verifier
-from tf_poseidon.one_process.master_weights import MasterWeight
 from tf_poseidon.one_process.rank_graphs import RankGraphs
+from tf_poseidon.one_process.sharding.master_weights import MasterWeight
 from tf_poseidon.ops import sites
 
 

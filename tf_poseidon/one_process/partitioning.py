@@ -36,11 +36,11 @@ from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.job.verify import Verifier
 from tf_poseidon.one_process import late_results
-from tf_poseidon.one_process import master_weights
-from tf_poseidon.one_process import sharded_variables
 from tf_poseidon.one_process.graphs import flat_graphs
 from tf_poseidon.one_process.graphs import graph_texts
 from tf_poseidon.one_process.graphs.flat_graphs import full_name
+from tf_poseidon.one_process.sharding import master_weights
+from tf_poseidon.one_process.sharding import sharded_variables
 from tf_poseidon.ops import sites
 
 # Of the partitioned functions of this process; by another than those in graphs that other processes have saved.

@@ -25,11 +25,11 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.job.verify import Verifier
-from tf_poseidon.one_process import sharded_variables
 from tf_poseidon.one_process.graphs import flat_graphs
 from tf_poseidon.one_process.graphs.flat_graphs import full_name
 from tf_poseidon.one_process.partitioning import Interface
 from tf_poseidon.one_process.partitioning import Partition
+from tf_poseidon.one_process.sharding import sharded_variables
 
 # The node of a partitioned function that calls its nodes.
 NODES = "nodes"

@@ -26,14 +26,14 @@ from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
-from tf_poseidon.one_process import master_weights
 from tf_poseidon.one_process import partitioning
-from tf_poseidon.one_process import sharded_variables
 from tf_poseidon.one_process import step_verifier
 from tf_poseidon.one_process.graphs import flat_graphs
 from tf_poseidon.one_process.graphs import graph_texts
 from tf_poseidon.one_process.job_functions import JobFunction
 from tf_poseidon.one_process.rank_graphs import RankGraphs
+from tf_poseidon.one_process.sharding import master_weights
+from tf_poseidon.one_process.sharding import sharded_variables
 from tf_poseidon.ops import library
 
 Replica = Callable[[], contextlib.AbstractContextManager[Any]]  # returns the context of a function's only replica

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tf_poseidon import planning
 from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.joined_job import Job
-from tf_poseidon.one_process.sharded_variables import ShardedVariable
+from tf_poseidon.one_process.sharding.sharded_variables import ShardedVariable
 from tf_poseidon.strategy import distribution
 from tf_poseidon.strategy import poseidon_strategy as strategy_lib
 

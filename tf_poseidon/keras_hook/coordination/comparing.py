@@ -18,7 +18,7 @@ from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import JobError
 from tf_poseidon.job import agreement
 from tf_poseidon.job.communicator import Communicator
-from tf_poseidon.one_process.master_weights import MasterWeight
+from tf_poseidon.one_process.sharding.master_weights import MasterWeight
 
 # Calls of a training function from one comparison to the next: rare enough that the cost is negligible.
 EVERY = 1000

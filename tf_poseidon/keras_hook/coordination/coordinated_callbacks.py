@@ -26,8 +26,8 @@ from tf_poseidon.keras_hook.coordination import comparing
 from tf_poseidon.keras_hook.coordination import rebalancing
 from tf_poseidon.keras_hook.coordination import summary
 from tf_poseidon.keras_hook.keras_objects import optimizers
-from tf_poseidon.one_process import master_weights
-from tf_poseidon.one_process import sharded_variables
+from tf_poseidon.one_process.sharding import master_weights
+from tf_poseidon.one_process.sharding import sharded_variables
 
 _log = logging.getLogger("tf_poseidon")
 

@@ -22,8 +22,8 @@ from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
-from tf_poseidon.one_process.master_weights import MasterWeight
-from tf_poseidon.one_process.sharded_variables import ShardedVariable
+from tf_poseidon.one_process.sharding.master_weights import MasterWeight
+from tf_poseidon.one_process.sharding.sharded_variables import ShardedVariable
 
 _ACCUMULATOR = "gradient_accumulator"
 # The types of variables that may be cast to 16 bits wherever layers read them.

@@ -27,7 +27,7 @@ from tf_poseidon.job.job_variables import holdings
 from tf_poseidon.job.job_variables.holdings import Extent
 from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.joined_job import Job
-from tf_poseidon.one_process.sharded_variables import ShardedVariable
+from tf_poseidon.one_process.sharding.sharded_variables import ShardedVariable
 
 
 class MasterWeight(ShardedVariable):
