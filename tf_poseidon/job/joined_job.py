@@ -8,6 +8,7 @@ Tests: tests/training/test_training.py.
 import dataclasses
 
 from tf_poseidon import grappler
+from tf_poseidon import planning
 from tf_poseidon.job import failures
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.job_variables import held_variables
@@ -57,6 +58,11 @@ class Job:
     def size(self) -> int:
         """Number of ranks."""
         return self.communicator.size
+
+    @property
+    def divides_weights(self) -> bool:
+        """Whether ranks may hold columns of weights."""
+        return any(scheme == planning.COLUMNS for _, scheme in self.graph_pass.session.planner.pins)
 
     @property
     def strict(self) -> bool:

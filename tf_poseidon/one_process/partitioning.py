@@ -39,6 +39,7 @@ from tf_poseidon.one_process import late_results
 from tf_poseidon.one_process.graphs import flat_graphs
 from tf_poseidon.one_process.graphs import graph_texts
 from tf_poseidon.one_process.graphs.flat_graphs import full_name
+from tf_poseidon.one_process.sharding import divided_weights
 from tf_poseidon.one_process.sharding import master_weights
 from tf_poseidon.one_process.sharding import sharded_variables
 from tf_poseidon.ops import sites
@@ -66,6 +67,7 @@ class PartitionOptions:
         masters: Likewise, by identity, the layouts of weights that may hold shards beside working copies without being
             `MasterWeight`s.
         loads: The bytes of variables that each rank owns that may own some, see `partitioner.KnownVariables`.
+        shard_update: Whether variables may become shards, apart from those of weights that are divided.
         memory_bytes: Variables become shards only if a step is no longer for it, or if the function's variables take
             more than half of this memory, that of a rank; None if they do wherever they can.
     """
@@ -81,6 +83,7 @@ class PartitionOptions:
     layouts: Mapping[int, str] = dataclasses.field(default_factory=dict)
     masters: Mapping[int, str] = dataclasses.field(default_factory=dict)
     loads: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    shard_update: bool = True
     memory_bytes: int | None = None
 
     @property
@@ -177,6 +180,7 @@ class Partition:
         held_whole: The variables that may hold shards, of which each rank must hold the whole.
         has_sites: Whether it synchronises anything.
         weights: The variables whose gradients it sums, by path; of masters that hold shards, their copies.
+        refusals: Sentences about pins of "columns" that are not possible.
     """
 
     number: int
@@ -193,6 +197,7 @@ class Partition:
     held_whole: tuple[tf.Variable, ...]
     has_sites: bool
     weights: Mapping[str, tf.Variable]
+    refusals: tuple[str, ...] = ()
 
     @property
     def whole(self) -> tuple[planning.WholeOp, ...]:
@@ -234,7 +239,7 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
         if marker.attr["site"].s.decode() in gradient_sites:
             marker.attr["wire_dtype"].s = (options.wire_dtype or "").encode()
     variables = {sites.variable_path(variable): variable for _, variable in flat_graphs.variables_of(traced.graph)}
-    variables |= {master.path: master.copy for master in master_weights.among(shards)}
+    variables |= {master.path: master.copy for master in master_weights.among(shards) if master.copy is not None}
     paths = dict.fromkeys(exchange.variable for exchange in report.exchanges)
     # TensorFlow forgets a function together with the graph that was traced with it, and names some after their
     # contents, so graphs that are traced later use the same names.
@@ -244,7 +249,7 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
         graph_def.SerializeToString(), partitioned.fetches, row_outputs=partitioned.own, results=results, report=report,
         agreement_text=agreement_text, shards=shards, divisions=tuple(division for _, division in parts.divisions),
         held_whole=parts.held_whole, has_sites=bool(markers),
-        weights={path: variables[path] for path in paths if path in variables})
+        weights={path: variables[path] for path in paths if path in variables}, refusals=parts.refusals)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +261,7 @@ class _Parts:
         results: Its `LateResults`; None if they are part of the graph.
         divisions: (variable, its `Division`) of each that holds shards.
         copies: (resource, name of its placeholder) of each working copy that the graph uses.
-        held_whole: Same as in `Partition`.
+        held_whole, refusals: Same as in `Partition`.
     """
 
     graph: partitioner.PartitionedGraph
@@ -264,6 +269,7 @@ class _Parts:
     divisions: Sequence[tuple[tf.Variable, Division]]
     copies: Sequence[tuple[tf.Tensor, str]]
     held_whole: tuple[tf.Variable, ...]
+    refusals: tuple[str, ...]
 
 
 def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: PartitionOptions, held: Sequence[tf.Variable],
@@ -292,48 +298,72 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
     planned, planned_masters = ({name: layouts[id(variable)] for name, variable in variables.items()
                                  if id(variable) in layouts} for layouts in (options.layouts, options.masters))
     copies = master_weights.Copies(graph_def, variables, planned_masters)
-    shard_candidates = planned | {name: layout for name, layout in planned_masters.items() if name in copies.candidates}
-    shard_candidates |= {
+    may_be_shards = planned | {name: layout for name, layout in planned_masters.items() if name in copies.candidates}
+    may_be_shards |= {
         name: variable.division.layout for name, variable in sharded.items()
         if variable.may_hold_shard and (name in copies.candidates or not _is_master(variable))}
     held_divisions = sorted(variable.division for variable in sharded.values() if variable.holds_shard)
-    known = partitioner.KnownVariables(
+    whole_weights = partitioner.KnownVariables(
         paths | copies.named(paths), summands=_named(variables, held), candidates=_named(variables, candidates or ()),
         shards={name: variable.division.layout for name, variable in sharded.items() if variable.holds_shard},
-        shard_candidates=shard_candidates,  # of several divisions of a layout, an owner's
-        divisions={division.layout: division for division in held_divisions}, loads=options.loads)
+        shard_candidates=may_be_shards if options.shard_update else {},
+        divisions={division.layout: division for division in held_divisions},  # of several of a layout, an owner's
+        divided=divided_weights.layouts(sharded.values()), loads=options.loads)
+
+    def with_divided(known: partitioner.KnownVariables,
+                     weights: Mapping[str, Division]) -> partitioner.KnownVariables:
+        """Returns what is known if some weights are divided, given by names, and their slots with them."""
+        divisions = {division.layout: division for division in weights.values()}
+        return dataclasses.replace(
+            known, divided={*known.divided, *divisions}, divisions={**known.divisions, **divisions},
+            shard_candidates={**known.shard_candidates, **{name: division.layout for name, division in weights.items()},
+                              **{name: layout for name, layout in may_be_shards.items() if layout in divisions}})
 
     def partitioned_for(known: partitioner.KnownVariables) -> tuple[partitioner.PartitionedGraph, set[str]]:
         """Returns the graph, and which shards it may update before other ranks have begun the step."""
-        partitioned = partitioner.partition(copies.used_in(copies.of(known.shards, known.shard_candidates)), outputs,
+        with_copies = [name for name in copies.of(known.shards, known.shard_candidates)
+                       if {**known.shards, **known.shard_candidates}[name] not in known.divided]
+        partitioned = partitioner.partition(copies.used_in(with_copies), outputs,
                                             grappler.add_shapes, known, rows=options.rows, runs_whole=True,
                                             own=outputs if keeps_rows else ())
         partitioned = dataclasses.replace(partitioned, graph_def=early_updates.delayed(
             partitioned.graph_def, partitioned.shards))
         return partitioned, early_updates.find(partitioned.graph_def, partitioned.shards)
 
-    while True:
-        partitioned, early = partitioned_for(known)
-        as_factors = _shorter_as_factors(partitioned, options)
-        of_matrices = {layout: division for layout, division in as_factors.items()
-                       if division is not None and layout not in known.shards.values()}
-        whole = as_factors.keys() - of_matrices.keys()
-        if holding := sorted(early & known.shards.keys()):
-            raise GraphError(f"It may update '{paths[holding[0]]}', of which each rank holds a shard, before "
-                             "other ranks have begun the step.")
-        left = {name: layout for name, layout in known.shard_candidates.items()
-                if partitioned.shards.get(name, layout) not in whole and name not in early
-                and (name not in copies.candidates or name in partitioned.shards)}
-        if len(left) == len(known.shard_candidates) and not of_matrices:
-            break
-        known = dataclasses.replace(known, shard_candidates=left, divisions={**known.divisions, **of_matrices})
+    def settled(known: partitioner.KnownVariables) -> tuple[partitioner.KnownVariables, partitioner.PartitionedGraph]:
+        """Returns what becomes of candidates, and the graph."""
+        while True:
+            partitioned, early = partitioned_for(known)
+            as_factors = _shorter_as_factors(partitioned, options)
+            of_matrices = {layout: division for layout, division in as_factors.items()
+                           if division is not None and layout not in known.shards.values()}
+            whole = as_factors.keys() - of_matrices.keys()
+            if holding := sorted(early & known.shards.keys()):
+                raise GraphError(f"It may update '{paths[holding[0]]}', of which each rank holds a shard, before "
+                                 "other ranks have begun the step.")
+            left = {name: layout for name, layout in known.shard_candidates.items()
+                    if partitioned.shards.get(name, layout) not in whole and name not in early
+                    and (name not in copies.candidates or name in partitioned.shards)}
+            if len(left) == len(known.shard_candidates) and not of_matrices:
+                return known, partitioned
+            known = dataclasses.replace(known, shard_candidates=left, divisions={**known.divisions, **of_matrices})
+
+    weights = divided_weights.candidates(graph_def, variables, planned_masters)
+    pinned = {name: weights[name] for name in weights
+              if weights[name].columns > 1 and _pinned(paths[name], options) == planning.COLUMNS}
+    known, partitioned = settled(with_divided(whole_weights, pinned) if pinned else whole_weights)
+    if following := {name: weights[name] for name in partitioned.followers & weights.keys()}:
+        known, partitioned = settled(with_divided(known, following))
+    refusals = tuple(_refusal(division.layout, partitioned) for name, division in pinned.items()
+                     if name not in partitioned.shards)
     if (partitioned.shards.keys() - known.shards.keys() and options.memory_bytes is not None
             and _bytes(variables.values()) <= options.memory_bytes // 2):
         of_whole = dataclasses.replace(known, shard_candidates={})
         undivided, early = partitioned_for(of_whole)
         if not early and _is_shorter(undivided, partitioned, options):
             known, partitioned = of_whole, undivided
-    masters = copies.of(known.shards, known.shard_candidates)
+    masters = [name for name in copies.of(known.shards, known.shard_candidates)
+               if {**known.shards, **known.shard_candidates}[name] not in known.divided]
     divisions = [(variable, partitioned.divisions[layout])
                  for name, variable in variables.items() if (layout := partitioned.shards.get(name)) is not None]
     held_whole = tuple(variable for name, variable in sharded.items() if name not in partitioned.shards
@@ -341,7 +371,20 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
     results = None if cut is None else late_results.LateResults(traced, cut, [
         variable for name, variable in variables.items() if name in partitioned.summands
         and not any(variable is held_variable for held_variable in held)], variables)
-    return _Parts(partitioned, results, divisions, copies.captures(masters), held_whole)
+    return _Parts(partitioned, results, divisions, copies.captures(masters), held_whole, refusals)
+
+
+def _pinned(path: str, options: PartitionOptions) -> str | None:
+    """Returns the scheme to which the gradient of a variable is pinned."""
+    return None if options.session is None else planning.pinned(path, options.session.planner.pins)
+
+
+def _refusal(path: str, partitioned: partitioner.PartitionedGraph) -> str:
+    """Returns why a weight is not divided, a sentence."""
+    reader = partitioned.needed_whole.get(path)
+    why = "the step returns all of it" if reader == "" else f"'{reader}' needs all of it in each step" if reader else (
+        "it may be updated before all ranks have begun the step")
+    return f"'{path}' is pinned to '{planning.COLUMNS}', but {why}: every rank holds the whole."
 
 
 def _is_master(variable: tf.Variable) -> bool:

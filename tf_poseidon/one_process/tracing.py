@@ -111,7 +111,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
         partition_options = partitioning.PartitionOptions(
             job.size, call.rows() if rows is None else rows, options.trains, job.wire_dtype, job.strict,
             job.verifier if options.trains else None, session=job.graph_pass.session, loads=job.shards.loads,
-            memory_bytes=job.memory_bytes)
+            shard_update=job.shard_update, memory_bytes=job.memory_bytes)
         problem, graphs = "", None
         try:
             candidates = _read_later(variables) if form is ResultForm.READ_LATER and isinstance(
@@ -133,6 +133,8 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
             for variable in sharded:
                 variable.hold_whole()
             return JobFunction(name, job, concrete, whole=whole, masters=masters)
+        for refusal in graphs.partition.refusals:
+            _say_refused(refusal, job)
         job.held.use(summands)
         for variable, division in zip(graphs.partition.shards, graphs.partition.divisions):
             variable.hold_shard(division)
@@ -234,6 +236,13 @@ def _refuse(name: str, reason: str, job: Job) -> None:
         raise GraphError(f"strict=True, but: {sentence}")
     if job.rank == 0:
         _log.warning("%s %s", sentence, WHOLE)
+
+
+def _say_refused(sentence: str, job: Job) -> None:
+    if job.strict:
+        raise GraphError(f"strict=True, but: {sentence}")
+    if job.rank == 0:
+        _log.warning("%s", sentence)
 
 
 def traced(function: Callable[..., Any], call: calls.Call,

@@ -6,7 +6,9 @@ depends only on its arguments.
 """
 
 from tf_poseidon.planning.choice.planner import Planner
+from tf_poseidon.planning.choice.policies import COLUMNS
 from tf_poseidon.planning.choice.policies import make_plan
+from tf_poseidon.planning.choice.policies import pinned
 from tf_poseidon.planning.choice.policies import POLICIES
 from tf_poseidon.planning.choice.policies import unmatched_pins
 from tf_poseidon.planning.cluster import Cluster
@@ -35,7 +37,7 @@ from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
-__all__ = ["BROADCAST", "Cluster", "Cost", "DIVIDE", "Decision", "Exchange", "Factors", "GATHER", "HFB", "Memory",
+__all__ = ["BROADCAST", "COLUMNS", "Cluster", "Cost", "DIVIDE", "Decision", "Exchange", "Factors", "GATHER", "HFB", "Memory",
            "POLICIES", "PS", "Plan", "Planner", "SCATTER", "SCHEMES", "SFB", "SHARDS", "SPARSE", "SUM", "Site",
            "Slices", "WholeOp", "dense_bytes", "describe", "least_saving", "linked_dense_bytes", "make_plan",
-           "unmatched_pins"]
+           "pinned", "unmatched_pins"]

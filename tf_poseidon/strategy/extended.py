@@ -74,7 +74,7 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
         # As MultiWorkerMirroredStrategy has it: KerasTuner names temporary directories of other ranks after it.
         self._task_id = self.rank
         # A tf.function of the program's own uses shards where a step calls it: elsewhere it has another graph.
-        self._retrace_functions_for_each_device = job is not None and job.shard_update
+        self._retrace_functions_for_each_device = job is not None and (job.shard_update or job.divides_weights)
         self.global_batch_norm = training.global_batch_norm
         self._is_independent = training.input == "independent"
         self._num_datasets, self._method = 0, ""

@@ -29,6 +29,9 @@ class Ownership:
     A layout's candidates are tried as shards; then as what one rank owns, if some need their values whole, or the
     gradient besides; then as shards again, unless some need their values whole. If there are some of other shapes,
     which cannot be shards, it is tried as what one rank owns at first. What is divided as a matrix has no owner.
+
+    Attributes:
+        needed_whole: Same as in `partitioner.PartitionedGraph`.
     """
 
     def __init__(self, sizes: graph_sizes.Sizes, paths: Mapping[str, str], shards: Mapping[str, str],
@@ -37,6 +40,7 @@ class Ownership:
         """Makes all candidates shards; the arguments are those of `partitioner.KnownVariables`."""
         self._sizes, self._shards, self._divisions, self._loads = sizes, shards, divisions, loads
         self._divided = frozenset(divided)
+        self.needed_whole: dict[str, str] = {}
         of_matrices = {layout for layout, division in divisions.items() if division.is_of_matrix}
         self._known_owned = {layout for layout, division in divisions.items() if division.owner >= 0}
         self._candidates = {name: candidates[name] for name in held_summands.candidates(sizes.graph, candidates)}
@@ -73,7 +77,8 @@ class Ownership:
         besides = shard_summands.with_whole_summand(self._sizes, propagated.states, propagated.outcomes)
         self._owned -= {shard.layout for shard in whole if shard.owned} - self._known_owned
         self._can_be_shards -= {shard.layout for shard in whole if not shard.owned}
-        moved = {shard.layout for shard in whole | besides if not shard.owned} & self._can_be_owned
+        self.needed_whole |= {shard.layout: name for shard, name in whole.items()}
+        moved = {shard.layout for shard in whole.keys() | besides if not shard.owned} & self._can_be_owned
         self._owned |= moved
         self._can_be_owned -= moved
         return self.held() != former

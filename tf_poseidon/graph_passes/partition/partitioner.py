@@ -17,6 +17,7 @@ from tensorflow.core.framework import graph_pb2
 from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import tensors
+from tf_poseidon.graph_passes.partition import followers
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import states
 from tf_poseidon.graph_passes.partition.emit import graph_writer
@@ -76,6 +77,9 @@ class PartitionedGraph:
         shards: The layouts of variables that hold shards, by the same names.
         divisions: The `Division`s of these layouts.
         own: The numbers of the fetches of which each rank has its own rows; those of all ranks follow one another.
+        followers: Names of the nodes from which the resources of whole vectors come that would better be divided as
+            the columns that they meet.
+        needed_whole: Of layouts whose shards some op needs whole, one such op: its name.
     """
 
     graph_def: graph_pb2.GraphDef
@@ -85,6 +89,8 @@ class PartitionedGraph:
     shards: Mapping[str, str] = dataclasses.field(default_factory=dict)
     divisions: Mapping[str, states.Division] = dataclasses.field(default_factory=dict)
     own: frozenset[int] = frozenset()
+    followers: frozenset[str] = frozenset()
+    needed_whole: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @garbage.unsearched()
@@ -147,7 +153,9 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
         tuple(exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
         graph_writer.num_by_rows(propagated), len(propagated.ordered))
     return PartitionedGraph(graph_def, tuple(fetched), report, summands, layouts, divisions,
-                            frozenset(i for i, fetch in enumerate(fetches) if fetch in of_rows))
+                            frozenset(i for i, fetch in enumerate(fetches) if fetch in of_rows),
+                            followers.find(sizes, propagated, variables.paths.keys() - layouts.keys()),
+                            ownership.needed_whole)
 
 
 def _whole(sizes: graph_sizes.Sizes, propagated: propagate_lib.Propagated, name: str) -> report_lib.UndividedOp:

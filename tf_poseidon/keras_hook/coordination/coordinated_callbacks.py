@@ -221,7 +221,7 @@ def _hold_wanted(model: keras.Model, communicator: Communicator) -> None:
 def compare_state(model: keras.Model, when: str) -> None:
     """Ends the job if state differs that must be the same on all ranks; `when` describes the time of the check."""
     copied = [v for v in model.variables if isinstance(value := keras_compat.value(v), master_weights.MasterWeight)
-              and value.holds_shard]
+              and value.holds_shard and value.copy is not None]
     comparing.compare(model, [*common_variables(model), *copied], when)
 
 

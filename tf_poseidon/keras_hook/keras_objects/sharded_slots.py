@@ -55,6 +55,8 @@ def add_variable_from_reference(original: Callable[..., Any], optimizer: keras.o
     """Adds a variable of which each rank holds a shard, if the strategy says so."""
     path = getattr(reference_variable, "path", None)
     job = None if path is None or name == _ACCUMULATOR else _job()
+    if job is not None and not job.shard_update and not isinstance(reference_variable.value, MasterWeight):
+        job = None
     with holding(_reference, _Reference(path or "", keras.initializers.get(initializer), job)):
         return original(optimizer, reference_variable, name=name, initializer=initializer)
 
@@ -62,16 +64,18 @@ def add_variable_from_reference(original: Callable[..., Any], optimizer: keras.o
 def add_variable(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, shape: Sequence[int],
                  initializer: Any = "zeros", *args: Any, **kwargs: Any) -> keras.Variable:
     """Adds a variable that one rank may hold, if the strategy says so, unless it is a number."""
-    reference = _reference.get() or _Reference("", keras.initializers.get(initializer), _job() if shape else None)
+    job = _job() if shape else None
+    reference = _reference.get() or _Reference("", keras.initializers.get(initializer),
+                                               job if job is not None and job.shard_update else None)
     with holding(_reference, reference):
         return original(optimizer, shape, initializer, *args, **kwargs)
 
 
 def _job() -> Job | None:
-    """Returns the job of the strategy if optimizers may hold shards."""
+    """Returns the job of the strategy if variables may be divided, of optimizers or of layers."""
     strategy = tf.distribute.get_strategy()
     job: Job | None = strategy.extended.job if is_ours(strategy) else None
-    return job if job is not None and job.shard_update else None
+    return job if job is not None and (job.shard_update or job.divides_weights) else None
 
 
 def variable_for(variable: keras.Variable, value: Any) -> Any:
@@ -90,11 +94,13 @@ def variable_for(variable: keras.Variable, value: Any) -> Any:
 def _weight_for(variable: keras.Variable, value: Any) -> Any:
     """Returns what a variable of a model is initialised with: a `MasterWeight` if it is trained in float.
 
-    Not one that ranks aggregate when they assign it.
+    Not one that ranks aggregate when they assign it; only matrices and vectors if no others may be divided.
     """
     job = _job()
     if job is None or not variable.trainable or isinstance(value, tf.Variable) or not tf.executing_eagerly() or (
             variable.dtype not in _MASTERS or variable.aggregation != "none"):
+        return value
+    if not job.shard_update and tf.TensorShape(variable.shape).rank not in (1, 2):
         return value
     weight = MasterWeight(variable.path, variable.name, tf.cast(value() if callable(value) else value, variable.dtype),
                           job)

@@ -54,7 +54,8 @@ class MasterWeight(ShardedVariable):
 
     def hold_shard(self, division: Division) -> None:
         if not self.holds_shard:
-            self._holding.set_copy(self._holding.read())
+            if self.copy is not None:
+                self._holding.set_copy(self._holding.read())
             self._job.shards.note_change()  # functions may know it as whole
         super().hold_shard(division)
 
@@ -149,7 +150,8 @@ class Copies:
         self.candidates = types.keys()
         self._copies = {name: masters[name].copy_in(tf.as_dtype(dtype)) if name in masters
                         else copy_of(variables[name], tf.as_dtype(dtype)) for name, dtype in types.items()}
-        self._copies |= {name: master.copy for name, master in masters.items() if master.holds_shard}
+        self._copies |= {name: master.copy for name, master in masters.items()
+                         if master.holds_shard and master.copy is not None}
 
     def named(self, paths: Mapping[str, str]) -> dict[str, str]:
         """Returns the paths of the masters of copies, by name of the copy's placeholder."""

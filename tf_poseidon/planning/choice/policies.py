@@ -98,6 +98,9 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g}"
 
 
+# The scheme of a weight of which each rank has some columns, and no rank a gradient: the partitioner divides it.
+COLUMNS = "columns"
+
 # Tests hold for all of them: sites without factors or slices go over the parameter server, and no policy is faster than
 # "auto" by auto's own estimate. Only "auto" plans with measured speeds.
 POLICIES: dict[str, Policy] = {"auto": _auto, "ps": _ps, "sfb": _sfb, "paper": _paper}
@@ -129,9 +132,9 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
     if not isinstance(policy, str) or policy not in POLICIES:
         raise ConfigurationError(f"policy={policy!r}, expected one of {', '.join(POLICIES)}.")
     for pattern, scheme in pins:
-        if scheme not in SCHEMES:
+        if scheme not in SCHEMES and scheme != COLUMNS:
             raise ConfigurationError(f"The pin of '{pattern}' is {scheme!r}, expected one of "
-                                     f"{', '.join(SCHEMES)}.")
+                                     f"{', '.join((*SCHEMES, COLUMNS))}.")
     sites, exchanges = tuple(sites), tuple(exchanges)
     chooser = _Chooser(policy, cluster, pins, tuple(SCHEMES if schemes is None else schemes))
     decisions: Sequence[Decision] = chooser.decisions(sites)
@@ -151,7 +154,7 @@ def _of_whole_step(chooser: "_Chooser", decisions: Sequence[Decision], sites: Se
     """
     cluster = chooser.cluster
     costs = {d.site: chooser.costs(site) for d, site in zip(decisions, sites, strict=True)
-             if d.runner_up and not d.leader and _pin(site.name, chooser.pins) is None}
+             if d.runner_up and not d.leader and pinned(site.name, chooser.pins) is None}
 
     def sent(changed: search.Schemes) -> list[step_time.Message]:
         return step_time.messages(chooser.decisions(sites, changed), sites, exchanges, cluster)
@@ -199,7 +202,7 @@ class _Chooser:
 
     def _follow(self, site: Site, leader: Site, decision: Decision) -> Decision:
         """Returns the `Decision` for a bias: it uses the exchange of its layer if the layer's scheme allows it."""
-        if _pin(site.name, self.pins) in (None, decision.scheme):
+        if pinned(site.name, self.pins) in (None, decision.scheme):
             followed = decision.by.follow(site, leader)
             if followed is not None:
                 carried, reason = followed
@@ -213,7 +216,9 @@ class _Chooser:
         return self._decided[key]
 
     def _decision(self, site: Site, changed: str | None) -> Decision:
-        costs, pin = self.costs(site), _pin(site.name, self.pins)
+        costs, pin = self.costs(site), pinned(site.name, self.pins)
+        if pin == COLUMNS:
+            pin = None  # that of a weight of which all ranks have a gradient, which the partitioner has refused
         if pin is not None and pin in (costs or (PS,)):
             scheme, reason = pin, f"pinned to '{pin}'"
         elif pin is not None:
@@ -244,7 +249,7 @@ def unmatched_pins(pins: Pins, plan: Plan) -> str:
     """Returns a sentence about a pin that matches no gradient of a plan, empty if there is none."""
     names = [*(site.name for site in plan.sites), *(exchange.site for exchange in plan.exchanges)]
     for pin in pins:
-        if all(_pin(name, (pin,)) is None for name in names):
+        if pin[1] != COLUMNS and all(pinned(name, (pin,)) is None for name in names):
             nearest = difflib.get_close_matches(pin[0], [site.name for site in plan.sites], 1, cutoff=0)
             return (f"The pin of '{pin[0]}' matches no variable of this step"
                     + (f"; the nearest is '{nearest[0]}'" if nearest else "")
@@ -252,7 +257,7 @@ def unmatched_pins(pins: Pins, plan: Plan) -> str:
     return ""
 
 
-def _pin(name: str, pins: Pins) -> str | None:
+def pinned(name: str, pins: Pins) -> str | None:
     """Returns the scheme to which a site or an exchange is pinned, or None."""
     names = {name, name.partition("#")[0], name.removeprefix("rows/")}  # its own, and those of its variable
     return next((scheme for pattern, scheme in pins
@@ -261,6 +266,6 @@ def _pin(name: str, pins: Pins) -> str | None:
 
 def _unmet_pin(exchange: Exchange, pins: Pins) -> str | None:
     """Returns the scheme to which an exchange is pinned that is no gradient, or cannot have it; else None."""
-    pin = _pin(exchange.site, pins)
+    pin = pinned(exchange.site, pins)
     is_of_shards = exchange.kind == cost_lib.SHARDS or (exchange.kind == cost_lib.SCATTER and pin == PS)
     return None if is_of_shards else pin

@@ -85,8 +85,10 @@ def _shard_of_readers(prepared: PreparedGraph, outcomes: Mapping[str, Outcome], 
 
 
 def made_whole(sizes: Sizes, states: Mapping[str, State], outcomes: Mapping[str, Outcome], fetches: Iterable[str],
-               updates: tuple[str, ...]) -> set[Shard]:
+               updates: tuple[str, ...]) -> dict[Shard, str]:
     """Returns the shards that a step makes whole for anything but the update of a variable that is whole.
+
+    With the name of an op that needs each of them so, "" if they are what the step returns.
 
     Those that one rank owns do not count where they are single elements, such as norms.
 
@@ -97,17 +99,17 @@ def made_whole(sizes: Sizes, states: Mapping[str, State], outcomes: Mapping[str,
         fetches: Names of the tensors that are whole.
         updates: Prefixes of the names of ops that update variables.
     """
-    gathered = list(fetches)
+    gathered = [(tensor, "") for tensor in fetches]
     for name, outcome in outcomes.items():
         node = sizes.graph.nodes[name]
         if not node.op.startswith(updates):
-            gathered += [tensor for tensor, takes in zip(sizes.graph.inputs(node), outcome.takes)
+            gathered += [(tensor, name) for tensor, takes in zip(sizes.graph.inputs(node), outcome.takes)
                          if takes is not None and not isinstance(takes, (Shard, Owned, Columns))]
-    found = set()
-    for tensor in map(tensors.canonical, gathered):
-        state = shards.live(states.get(tensor, WHOLE))
-        if isinstance(state, Shard) and not (state.owned and _is_single(sizes, tensor)):
-            found.add(state)
+    found = dict[Shard, str]()
+    for tensor, name in gathered:
+        state = shards.live(states.get(tensors.canonical(tensor), WHOLE))
+        if isinstance(state, Shard) and not (state.owned and _is_single(sizes, tensors.canonical(tensor))):
+            found.setdefault(state, name)
     return found
 
 
