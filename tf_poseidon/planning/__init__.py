@@ -37,7 +37,7 @@ from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
-__all__ = ["BROADCAST", "COLUMNS", "Cluster", "Cost", "DIVIDE", "Decision", "Exchange", "Factors", "GATHER", "HFB", "Memory",
-           "POLICIES", "PS", "Plan", "Planner", "SCATTER", "SCHEMES", "SFB", "SHARDS", "SPARSE", "SUM", "Site",
-           "Slices", "WholeOp", "dense_bytes", "describe", "least_saving", "linked_dense_bytes", "make_plan",
-           "pinned", "unmatched_pins"]
+__all__ = ["BROADCAST", "COLUMNS", "Cluster", "Cost", "DIVIDE", "Decision", "Exchange", "Factors", "GATHER", "HFB",
+           "Memory", "POLICIES", "PS", "Plan", "Planner", "SCATTER", "SCHEMES", "SFB", "SHARDS", "SPARSE",
+           "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe", "least_saving",
+           "linked_dense_bytes", "make_plan", "pinned", "unmatched_pins"]

@@ -30,7 +30,8 @@ def find(graph_def: graph_pb2.GraphDef, variables: Collection[str]) -> set[str]:
 def delayed(graph_def: graph_pb2.GraphDef, shards: Mapping[str, str]) -> graph_pb2.GraphDef:
     """Returns a flat partitioned graph in which early updates wait for the gradient, such as those that decay weights.
 
-    They do so where the gradient becomes a shard in each step, and does not depend on what they update.
+    They do so where the gradient becomes a shard in each step, and does not depend on what they update; or else for
+    what all ranks exchange first in each step.
 
     Args:
         graph_def: The graph.
@@ -45,8 +46,11 @@ def delayed(graph_def: graph_pb2.GraphDef, shards: Mapping[str, str]) -> graph_p
     scatters = {node.attr["layout"].s.decode(): node.name for node in graph_def.node
                 if node.name not in not_always and (node.op == _SCATTER or _is_shard_of_sum(graph, node))}
     behind = _behind(graph, [node for node, _ in early])
-    waits = {node.name: scatters[shards[source]] for node, source in early
-             if node.name not in in_loops and scatters.get(shards[source], node.name) not in {*behind, node.name}}
+    # Of what is divided, ranks exchange no gradient, but what they compute it from.
+    others = next((node.name for node in graph.ordered
+                   if node.op in _SUMS and node.name not in not_always | behind), "")
+    waits = {node.name: scatters.get(shards[source], others) for node, source in early if node.name not in in_loops}
+    waits = {name: sum_of_all for name, sum_of_all in waits.items() if sum_of_all and sum_of_all not in {*behind, name}}
     result = graph_pb2.GraphDef()
     result.CopyFrom(graph_def)
     for node in result.node:

@@ -58,7 +58,7 @@ def _path(variable: tf.Variable) -> str:
 
 
 def _dimension(graph: graph_lib.Graph, name: str, shape: list[int]) -> int:
-    """Returns the dimension of a matrix that is that of a layer's outputs, or of a table's rows; else the larger one."""
+    """Returns the dimension of a matrix that is a layer's outputs, or a table's rows; else the larger one."""
     queue = [node.name for node in graph.graph_def.node
              if node.op == _READ and variables_lib.source(graph, graph.inputs(node)[0]) == name]
     while queue:  # ends, since only loops have cycles, which Merges close

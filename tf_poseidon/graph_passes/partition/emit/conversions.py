@@ -15,6 +15,7 @@ Ensures: nodes that convert a tensor are below "poseidon/" and the tensor's name
 | whole | columns | a slice |
 | columns | whole | `PoseidonAllGather` |
 | columns, shard of the same | shard, columns | another shape |
+| columns | held | with zeros in place of the columns of others |
 | owned shard | owned | a Switch, whose other output is dead on the owner |
 | owned | owned shard | a Merge with a vector that is empty, and dead on the owner |
 
@@ -144,6 +145,8 @@ class Conversions:
             writer = self._written.writer(f"{prefix}/shard", self._written.device_of(value))
             flat = writer.constant("flat", np.array([-1], np.int32), value)
             return writer.add("", "Reshape", [value, flat], T=dtype, Tshape=types_pb2.DT_INT32)
+        if state == HELD and isinstance(native, Columns):
+            return self._between_zeros(value, name, native, dtype, f"{prefix}/held")
         if isinstance(native, Owned):
             if state == native.shard:
                 return self._left(value, name, native, dtype, prefix)
@@ -207,6 +210,22 @@ class Conversions:
                                T=self._written.dtype_of(entered))
         nothing = writer.constant("nothing", np.zeros(0, tf.as_dtype(dtype).as_numpy_dtype), elsewhere)
         return writer.add("", "Merge", [flat, nothing], T=dtype, N=2)
+
+    def _between_zeros(self, value: str, name: str, state: Columns, dtype: int, prefix: str) -> str:
+        """Returns the rank's columns, with zeros in place of those of other ranks."""
+        shape = self._written.constant_shape(name)
+        assert shape is not None and (size := shape[state.dimension]) is not None  # otherwise it is not divided
+        writer, rank = self._written.writer(prefix, HOST), len(shape)
+        first, count = column_range(writer, size, value)
+        columns_of_all, zero = (writer.constant(suffix, np.array(number, np.int64), value)
+                                for suffix, number in (("columns", size), ("zero", 0)))
+        end = writer.add("end", "AddV2", [first, count], T=types_pb2.DT_INT64)
+        after = writer.add("after", "Sub", [columns_of_all, end], T=types_pb2.DT_INT64)
+        pairs = [writer.add(f"pair{d}", "Pack", [first, after] if d == state.dimension else [zero, zero],
+                            T=types_pb2.DT_INT64, N=2, axis=0) for d in range(rank)]
+        paddings = writer.add("paddings", "Pack", pairs, T=types_pb2.DT_INT64, N=rank, axis=0)
+        with writer.placed(self._written.device_of(value)):
+            return writer.add("", "Pad", [value, paddings], T=dtype, Tpaddings=types_pb2.DT_INT64)
 
     def _columns_again(self, name: str, state: Columns, prefix: str, place: frames_lib.Place) -> str | None:
         """Computes a tensor a second time, this rank's columns of it; None if exchanging it is no slower."""

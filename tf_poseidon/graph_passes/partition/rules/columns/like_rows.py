@@ -61,4 +61,4 @@ RULES: dict[str, Rule] = {
             "Softmax", "LogSoftmax", "Cumsum", "Cumprod", "CumulativeLogsumexp", "ArgMax", "ArgMin", "TopKV2")},
         **{op: shapes.RULES[op] for op in ("Transpose", "Pack", "Unpack")},
     }.items() if op not in ("IdentityN", "SparseSoftmaxCrossEntropyWithLogits", "InTopK", "InTopKV2", "ZerosLike",
-                            "OnesLike", "Bitcast")}
+                            "OnesLike")}
