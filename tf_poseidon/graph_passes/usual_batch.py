@@ -10,9 +10,11 @@ Tests: tests/graphs/test_pipeline_fuzz.py, tests/training/test_explaining.py, te
 
 from collections.abc import Iterable
 
+import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import tensor_shape_pb2
+from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find import training_step
@@ -25,6 +27,8 @@ _USUAL_ROWS = "PoseidonUsualRows"
 # Of a partitioned graph: there, arguments are global batches.
 _PART = "PoseidonPart"
 _DATA = ("IteratorGetNext", "OptionalGetValue")
+# Says which columns are a rank's: whole blocks of so many, see kColumnsTogether in columns.h.
+_COLUMNS, _TOGETHER = "PoseidonColumnRange", 16
 
 
 def with_shapes(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes,
@@ -63,7 +67,25 @@ def with_sizes(graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts) ->
             for shape in _shapes_of_data(node) if of_data else ():
                 if shape.dim and shape.dim[0].size == -1:
                     shape.dim[0].size = of_data or -1
+    if facts.rows and facts.global_rows:
+        _set_columns(result, max(1, round(facts.global_rows / facts.rows)))
     return result
+
+
+def _set_columns(graph_def: graph_pb2.GraphDef, ranks: int) -> None:
+    """Gives a graph the number of columns of the rank that has most, where a rank computes with some."""
+    usual = {}
+    for node in [node for node in graph_def.node if node.op == _COLUMNS]:
+        columns = node.attr["columns"].i
+        count = min(columns, -(-columns // (ranks * _TOGETHER)) * _TOGETHER)
+        for tensor, number in ((node.name, 0), (f"{node.name}:1", count)):
+            usual[tensor] = f"{node.name}/{number}"
+            const = graph_def.node.add(name=usual[tensor], op="Const", input=node.input)
+            const.attr["dtype"].type = types_pb2.DT_INT64
+            const.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(number, tf.int64))
+    if usual:
+        for node in graph_def.node:
+            node.input[:] = [usual.get(tensor, tensor) for tensor in node.input]
 
 
 def _shapes_of_data(node: node_def_pb2.NodeDef) -> Iterable[tensor_shape_pb2.TensorShapeProto]:
