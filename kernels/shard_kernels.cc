@@ -34,6 +34,7 @@ REGISTER_KERNEL_BUILDER(Name("PoseidonShard").Device(tensorflow::DEVICE_CPU), Sh
 REGISTER_KERNEL_BUILDER(Name("PoseidonShardSize").Device(tensorflow::DEVICE_CPU), ShardSizeKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonColumnRange").Device(tensorflow::DEVICE_CPU), ColumnRangeKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonReduceScatter").Device(tensorflow::DEVICE_CPU), ReduceScatterKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonReduceScatterRows").Device(tensorflow::DEVICE_CPU), ReduceScatterRowsKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonGatherShards").Device(tensorflow::DEVICE_CPU), GatherShardsKernel);
 
 }  // namespace
@@ -177,6 +178,55 @@ void ReduceScatterKernel::ComputeAsync(OpKernelContext* context, DoneCallback do
   exchange.ways = Ways::kUp;
   exchange.shards = attributes_.layout();
   Run(context, std::move(exchange), wire, shard, Widening(context, shard, done), done);
+}
+
+ReduceScatterRowsKernel::ReduceScatterRowsKernel(OpKernelConstruction* context)
+    : ExchangeKernel(context), shown_(ShownAs(context, "return", {"return"})) {}
+
+void ReduceScatterRowsKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
+  const Communicator* const communicator = CommunicatorOf(context, *this, site_);
+  if (!communicator) return done();
+  const Tensor& summand = context->input(0);
+  const Tensor& given = context->input(1);
+  OP_REQUIRES_ASYNC(context, summand.dims() > 0,
+                    absl::InvalidArgumentError(absl::StrCat(
+                        "'", site_, "' sums a scalar, expected a tensor with the rows of all ranks in dimension 0.")),
+                    done);
+  OP_REQUIRES_ASYNC(
+      context, given.dims() == 1 && given.dim_size(0) == communicator->size(),
+      absl::InvalidArgumentError(absl::StrCat("'", site_, "' has row counts of shape ", given.shape().DebugString(),
+                                              ", expected [", communicator->size(), "], the number of ranks.")),
+      done);
+  const auto counts = given.vec<int64_t>();
+  const int64_t size = summand.dim_size(0);
+  int64_t total = 0;
+  bool are_counts = true;
+  for (int64_t i = 0; i < counts.size(); ++i) {
+    are_counts = are_counts && counts(i) >= 0 && !__builtin_add_overflow(total, counts(i), &total);
+  }
+  OP_REQUIRES_ASYNC(
+      context, are_counts && (total > 0 ? size % total == 0 : size == 0),
+      absl::InvalidArgumentError(absl::StrCat("'", site_, "' sums a tensor of shape ", summand.shape().DebugString(),
+                                              " with row counts ", given.SummarizeValue(counts.size()),
+                                              ", expected counts of 0 or more whose sum divides dimension 0.")),
+      done);
+  const int64_t own = counts(communicator->rank());
+  const bool is_padding = own == 0 && total > 0;
+  TensorShape shape = summand.shape();
+  if (total > 0) shape.set_dim(0, size / total * (is_padding ? 1 : own));
+  Tensor* rows = nullptr;
+  OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, shape, &rows), done);
+  if (is_padding && rows->TotalBytes() > 0) std::memset(rows->data(), 0, rows->TotalBytes());
+  Exchange exchange;
+  exchange.dtype = ToDataType(summand.dtype());
+  exchange.count = summand.NumElements();
+  exchange.ways = Ways::kUp;
+  for (int64_t i = 0; i < counts.size(); ++i) {
+    exchange.ranges.push_back(total > 0 ? summand.NumElements() / total * counts(i) : 0);
+  }
+  exchange.row = shown_.row;
+  exchange.is_blocking = shown_.is_blocking;
+  Run(context, std::move(exchange), summand, *rows, done, done);
 }
 
 GatherShardsKernel::GatherShardsKernel(OpKernelConstruction* context)

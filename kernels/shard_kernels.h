@@ -1,5 +1,5 @@
 // PoseidonShard, PoseidonReduceScatter and PoseidonGatherShards on any device: shard_kernels.cc has those of the CPU,
-// exchange_gpu.cc those of GPUs. What a shard is, kv_pairs.h says.
+// exchange_gpu.cc those of GPUs. What a shard is, kv_pairs.h says. And PoseidonReduceScatterRows, on the CPU.
 
 #ifndef POSEIDON_SHARD_KERNELS_H_
 #define POSEIDON_SHARD_KERNELS_H_
@@ -89,6 +89,15 @@ class ReduceScatterKernel : public SyncKernel {
 
  private:
   const ShardAttributes attributes_;
+};
+
+class ReduceScatterRowsKernel : public ExchangeKernel {
+ public:
+  explicit ReduceScatterRowsKernel(tensorflow::OpKernelConstruction* context);
+  void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
+
+ private:
+  const Shown shown_;
 };
 
 class GatherShardsKernel : public ExchangeKernel {

@@ -1,5 +1,6 @@
 // The ops of shards: the elements of a tensor that one rank owns. An exchange of PoseidonSync is divided into its way
-// up and its way down, so that each rank computes what it owns in between.
+// up and its way down, so that each rank computes what it owns in between. On a way up, ranks may get the sums of
+// their own rows, too.
 //
 // Tests: tests/communicator/test_shards.py.
 
@@ -27,6 +28,15 @@ absl::Status ReduceScatterShape(InferenceContext* c) {
 absl::Status ColumnRangeShape(InferenceContext* c) {
   c->set_output(0, c->Scalar());
   c->set_output(1, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status ReduceScatterRowsShape(InferenceContext* c) {
+  ShapeHandle summand, counts, rows;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &summand));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &counts));
+  TF_RETURN_IF_ERROR(c->ReplaceDim(summand, 0, c->UnknownDim(), &rows));
+  c->set_output(0, rows);
   return absl::OkStatus();
 }
 
@@ -127,6 +137,33 @@ shard: Of the sum, [n].
 Tout: T, or float for half and bfloat16: then the sum is not rounded. Each rank decides for itself whether its gradient
   travels in two bytes: others may send it as float.
 layout, owner: Same as in PoseidonShard.
+)doc");
+
+REGISTER_OP("PoseidonReduceScatterRows")
+    .Input("summand: T")
+    .Input("counts: int64")
+    .Output("rows: T")
+    .Attr("T: {half, bfloat16, float, double, int32, int64}")
+    .Attr("site: string")
+    .Attr("priority: int = 0")
+    .Attr("group: string = ''")
+    .Attr("group_size: int >= 1 = 1")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(ReduceScatterRowsShape)
+    .Doc(R"doc(
+Sums a tensor with the rows of all ranks over all ranks, and returns the sum of this rank's own rows.
+
+Elements are added in the order of PoseidonSync. A rank without rows gets a padding row of zeros, as in PoseidonPart,
+unless no rank has rows.
+
+summand: [n, ...], of the same shape on all ranks: for each row of the batch as many elements of dimension 0, one or
+  more, and the rows of the ranks one after the other.
+counts: [ranks], the same on all ranks: how many rows of the batch each rank has.
+rows: This rank's part of dimension 0 of the sum.
+site: A name that is the same on all ranks and not in flight twice.
+priority: Same as in PoseidonSync.
+group, group_size: Same as in PoseidonSend.
 )doc");
 
 REGISTER_OP("PoseidonGatherShards")

@@ -631,12 +631,12 @@ void DenseExchanges::Complete(const Active& active) {
   if (active->exchange.is_gradient && active->pairs.size() > 0) {
     gathering_->FinishDense(active->site, active->common_form);
   }
-  active->statistics.count += 1;
   const auto now = Clock::now();
   statistics_->Completed(now);
-  active->statistics.nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(now - active->start).count();
   const Exchange& exchange = active->exchange;
-  statistics_->events.Add(exchange.site, {exchange.row, active->start, now, exchange.bytes(), exchange.is_blocking});
+  if (!exchange.is_range) {
+    statistics_->Exchanged(exchange.site, {exchange.row, active->start, now, exchange.bytes(), exchange.is_blocking});
+  }
   active->done("");
   const auto next = to_serve_.lower_bound({active->site, 0});
   if (next != to_serve_.end() && next->first.first == active->site) Serve(to_serve_.extract(next).mapped());

@@ -18,8 +18,8 @@ using Clock = std::chrono::steady_clock;
 
 // Something of one site that took from `begin` to `end`.
 struct Event {
-  // A literal: of what a step exchanges once "ps", "sfb", "hfb", "sparse", "gather", "broadcast", "scatter" or
-  // "shards"; of other exchanges "calls"; "rebuild"; a copy of a piece from a GPU "down", or "up" to it, or what
+  // A literal: of what a step exchanges once "ps", "sfb", "hfb", "sparse", "gather", "broadcast", "scatter", "shards"
+  // or "return"; of other exchanges "calls"; "rebuild"; a copy of a piece from a GPU "down", or "up" to it, or what
   // happens between GPUs, "across"; "data" of a step that waits for its batch, which has no site.
   const char* row;
   Clock::time_point begin, end;

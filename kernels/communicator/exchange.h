@@ -42,7 +42,7 @@ enum class Ways : char {
   kDown,  // the input is this rank's shard of the output
 };
 
-// One exchange. Every rank submits the same site with the same dtype, count, root, ways and shards.
+// One exchange. Every rank submits the same site with the same dtype, count, root, ways, shards and ranges.
 //
 // A rank's part of a sum of floats may be half or bfloat16, as it was before somebody cast it to float: it travels in
 // two bytes, and the sum has the bits of the sum of floats. Ranks may differ in this.
@@ -62,6 +62,10 @@ struct Exchange {
   int root = -1;              // -1: sum over ranks; otherwise every rank receives root's input
   Ways ways = Ways::kBoth;    // of a sum
   ShardLayout shards;         // unless `ways` is kBoth
+  // Of a way up: the elements of which each rank gets the sum, by rank, one after the other; empty if it gets its
+  // shard.
+  std::vector<int64_t> ranges;
+  bool is_range = false;  // one of `ranges`, which travels by itself, see Protocol::StartRanges
   Group group;
   std::shared_ptr<OnDevice> on_device;  // null: input and output are in the host's memory
 

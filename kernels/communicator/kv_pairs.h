@@ -32,7 +32,7 @@ struct KvPair {
 // How a tensor is divided into shards: a *shard* is the elements that one rank owns, its KV pairs one after the other.
 // Every element counts as four bytes, whatever its type, so all tensors of one variable are divided alike.
 struct ShardLayout {
-  uint32_t first = 0;  // a hash, which chooses the server of the first KV pair
+  uint32_t first = 0;  // a hash, which chooses the server of the first KV pair, if there is no owner
   int owner = -1;      // the rank that owns all elements; -1: all servers
 };
 

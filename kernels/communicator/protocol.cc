@@ -85,7 +85,45 @@ Staging* Protocol::StagingOf(Device* device) {
 }
 
 void Protocol::StartReady(Exchange exchange, Done done, Clock::time_point submitted, Staging* staging) {
+  if (!exchange.ranges.empty()) return StartRanges(exchange, std::move(done), submitted, staging);
   const uint64_t site = Hash(exchange.site);
+  StartNamed(site, std::move(exchange), std::move(done), submitted, staging);
+}
+
+// Each rank gets a range of a sum: all ranges travel beside each other, each as a sum that is the shard of one rank.
+void Protocol::StartRanges(const Exchange& whole, Done done, Clock::time_point submitted, Staging* staging) {
+  const int size = static_cast<int>(whole.ranges.size());
+  std::vector<int64_t> begins;
+  std::string layout;  // ranks must agree on all ranges
+  int64_t end = 0;
+  for (int64_t count : whole.ranges) {
+    begins.push_back(end);
+    end += count;
+    layout += Text(count, ' ');
+  }
+  auto complete = [this, left = std::make_shared<int>(size), failure = std::make_shared<std::string>(),
+                   done = std::move(done), submitted, site = whole.site, row = whole.row, bytes = whole.bytes(),
+                   is_blocking = whole.is_blocking](const std::string& error) {
+    if (!error.empty()) *failure = error;
+    if (--*left > 0) return;
+    if (failure->empty()) statistics_->Exchanged(site, {row, submitted, Clock::now(), bytes, is_blocking});
+    done(*failure);
+  };
+  for (int step = 1; step <= size; ++step) {  // not all ranks send to the same one at a time
+    const int owner = (rank_ + step) % size;
+    Exchange range = whole;
+    range.ranges.clear();
+    range.is_range = true;
+    range.count = whole.ranges[owner];
+    range.input = static_cast<const char*>(whole.input) + begins[owner] * ElementBytes(whole.sent_dtype());
+    if (owner != rank_) range.output = nullptr;
+    range.shards = {static_cast<uint32_t>(Hash(layout)), owner};
+    StartNamed(Hash(Text(whole.site, " of rank ", owner)), std::move(range), complete, submitted, staging);
+  }
+}
+
+void Protocol::StartNamed(uint64_t site, Exchange exchange, Done done, Clock::time_point submitted, Staging* staging) {
+  if (has_failed()) return done(failure_);
   sender_.SetPriority(site, exchange.priority);
   dense_.Start(std::move(exchange), std::move(done), site, submitted, staging);
   FailIfLeftBehind();

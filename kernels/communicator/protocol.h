@@ -80,6 +80,8 @@ class Protocol {
 
  private:
   void StartReady(Exchange exchange, Done done, Clock::time_point submitted, Staging* staging);
+  void StartRanges(const Exchange& whole, Done done, Clock::time_point submitted, Staging* staging);
+  void StartNamed(uint64_t site, Exchange exchange, Done done, Clock::time_point submitted, Staging* staging);
   void StartReadyFactors(Factors factors, FactorsDone done, Clock::time_point submitted, Staging* staging);
   Staging* StagingOf(Device* device);
   std::shared_ptr<char[]> TakeMemory(size_t bytes);

@@ -27,6 +27,13 @@ void Statistics::Submitted(uint64_t site, Clock::time_point time, bool is_of_ste
   last_submission_ = time;
 }
 
+void Statistics::Exchanged(const std::string& site, const Event& event) {
+  SiteStatistics& counters = Of(site);
+  counters.count += 1;
+  counters.nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(event.end - event.begin).count();
+  events.Add(site, event);
+}
+
 void Statistics::EndStep() {
   if (last_completion_ > last_submission_) {
     waiting_nanoseconds_ +=

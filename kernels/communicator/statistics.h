@@ -52,6 +52,9 @@ class Statistics {
   void Submitted(uint64_t site, Clock::time_point time, bool is_of_step = true);
   void Completed(Clock::time_point time) { last_completion_ = time; }
 
+  // An exchange of a site is complete, as the event says.
+  void Exchanged(const std::string& site, const Event& event);
+
   // All parts are there: the one that came last is what this rank has waited for, since the one before it. Those that
   // came after the median are late.
   void Waited(const PartTimes& parts);

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon import planning
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import exchanges
 from tf_poseidon.graph_passes.graph import indexed_graph
@@ -15,7 +16,7 @@ from tf_poseidon.options import JobOptions
 
 KV_PAIR = 4096
 # Ranks, and how many of them combine; one rank alone, one per node, and with gateways.
-JOBS = {"alone": (1, 1), "nodes": (3, 1), "gateways": (4, 2), "uneven": (5, 2), "one node": (3, 3)}
+JOBS = {"alone": (1, 1), "two": (2, 1), "nodes": (3, 1), "gateways": (4, 2), "uneven": (5, 2), "one node": (3, 3)}
 KERNELS = ["", "emulated_gpu"]
 COUNTS = [0, 1, 7, 4095, 20011]
 
@@ -183,6 +184,87 @@ def test_parts_of_matrices_are_sent_once_to_each_other_rank(job):
         assert [event[:2] for event in rank.events()["events"]] == [["shards", "s"]] * 2
 
 
+# Numbers of rows by rank, of which a job takes as many as it has ranks.
+ROWS = {"even": (2, 2, 2, 2, 2), "uneven": (3, 0, 1, 4, 0), "of the last": (0, 0, 0, 0, 7), "none": (0,) * 5}
+
+
+def counts_of(rows, size):
+    return ROWS[rows][-size:]
+
+
+def own_rows(total, counts, rank):
+    """Returns the rows of a rank, a padding row if it has none."""
+    if not any(counts):
+        return total
+    per_row = len(total) // sum(counts)
+    begin = per_row * sum(counts[:rank])
+    own = total[begin:begin + per_row * counts[rank]]
+    return own if counts[rank] else np.zeros_like(total[:per_row])
+
+
+@pytest.mark.parametrize("job", JOBS, indirect=True)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("per_row, columns", [(1, (3,)), (4, (5, 7)), (3, ()), (2, (2003,)), (1, (0,)), (0, (3,))])
+def test_each_rank_gets_the_sum_of_its_own_rows(job, rows, per_row, columns):
+    """With the bits of the whole sum; some ranges consist of several KV pairs, others of none."""
+    counts = counts_of(rows, len(job))
+    shape = (per_row * sum(counts), *columns)
+    summands = [np.random.default_rng(rank).normal(size=shape).astype(np.float32) for rank in range(len(job))]
+
+    def of_rank(rank):
+        summand = tf.constant(summands[rank], shape=shape)
+        return ops.reduce_scatter_rows(summand, tf.constant(counts, tf.int64), "rows"), ops.sync(summand, "sum")
+
+    for rank, (own, total) in enumerate(run(job, of_rank)):
+        np.testing.assert_array_equal(own, own_rows(total, counts, rank))
+        np.testing.assert_allclose(total, sum(summands), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("job", ["nodes", "uneven"], indirect=True)
+@pytest.mark.parametrize("dtype", [dtype for dtype, summed in TYPES.items() if summed])
+def test_rows_of_all_types_are_added_up(job, dtype):
+    counts = counts_of("uneven", len(job))
+    summands = [values(2 * sum(counts) * 600, rank).reshape(-1, 600) for rank in range(len(job))]
+
+    def of_rank(rank):
+        summand = tf.cast(summands[rank], dtype)
+        return tf.cast(ops.reduce_scatter_rows(summand, tf.constant(counts, tf.int64), "rows"), tf.int32)
+
+    for rank, own in enumerate(run(job, of_rank)):
+        np.testing.assert_array_equal(own, own_rows(sum(summands), counts, rank))
+
+
+@pytest.mark.parametrize("job", ["nodes"], indirect=True)
+@pytest.mark.parametrize("counts, exchanged", [((2, 2, 2), [(4, 4)] * 3), ((4, 0, 1), [(1, 8), (5, 0), (4, 2)])])
+def test_rows_are_sent_once_to_the_rank_that_has_them(job, counts, exchanged):
+    """And count as one exchange, of as many bytes as plans say."""
+    shape = (sum(counts), 5000)
+    for rank in job:
+        rank.record_events(100)
+    run(job, lambda _: ops.reduce_scatter_rows(tf.ones(shape), tf.constant(counts, tf.int64), "rows"))
+    traffic = planning.Exchange("rows", planning.RETURN, "float32", 4, shape).cost(planning.Cluster(3))
+    for rank, (sent, received) in zip(job, exchanged, strict=True):
+        site, = rank.statistics()["sites"].items()
+        each = 2 * 4 * shape[1]  # bytes of a row, in two steps
+        assert (site[0], site[1]["sent_bytes"], site[1]["received_bytes"], site[1]["count"]) == (
+            "rows", each * sent, each * received, 2)
+        assert [(event[:2], event[4]) for event in rank.events()["events"]] == [
+            (["return", "rows"], 4 * sum(counts) * shape[1])] * 2
+        if len(set(counts)) == 1:
+            assert site[1]["sent_bytes"] + site[1]["received_bytes"] == 2 * traffic.num_bytes
+
+
+@pytest.mark.parametrize("job", ["nodes"], indirect=True)
+@pytest.mark.parametrize("of_others", [(1, 2, 3), (2, 1, 3), (0, 3, 3), (6, 0, 0)])
+def test_ranks_must_agree_on_numbers_of_rows(job, of_others):
+    def of_rank(rank):
+        counts = (3, 3, 0) if rank == 0 else of_others
+        return ops.reduce_scatter_rows(tf.ones([6, 2]), tf.constant(counts, tf.int64), "rows")
+
+    with pytest.raises(tf.errors.AbortedError, match="Ranks disagree about 'rows'|'rows' .* is over on rank"):
+        run(job, of_rank)
+
+
 @pytest.mark.parametrize("job", ["nodes"], indirect=True)
 def test_each_half_sends_half_as_much(job):
     count = 3 * 16 * 1024
@@ -242,6 +324,12 @@ def test_static_shapes(dtype):
     (lambda _: ops.shard(tf.zeros(3), "x", owner=1), "has owner 1, expected -1 or a rank of 1; give each variable"),
     (lambda _: ops.reduce_scatter(tf.zeros(3), "s", "x", dtype=tf.float64),
      "'s' sums a gradient of type float as double, expected its own type, or float for half and bfloat16"),
+    (lambda _: ops.reduce_scatter_rows(tf.zeros([4, 3]), [1, 3], "s"),
+     "'s' has row counts of shape .2., expected .1., the number of ranks"),
+    (lambda _: ops.reduce_scatter_rows(tf.zeros([4, 3]), [3], "s"),
+     "'s' sums a tensor of shape .4,3. with row counts 3, expected counts of 0 or more whose sum divides dimension 0"),
+    (lambda _: ops.reduce_scatter_rows(tf.zeros([4, 3]), [0], "s"), "with row counts 0, expected counts of 0 or more"),
+    (lambda _: ops.reduce_scatter_rows(tf.zeros([4, 3]), [-4], "s"), "with row counts -4, expected counts of 0 or mor"),
     (lambda _: ops.gather_shards(tf.zeros(3), "s", [4], "x"),
      "'s' gathers a shard of 3 elements, expected 4 of a tensor of shape .4.; give it what PoseidonShard"),
     (lambda _: ops.shard(tf.zeros(7), "x", divided=1, columns=3),

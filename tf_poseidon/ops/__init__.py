@@ -101,6 +101,23 @@ def reduce_scatter(gradient: tf.Tensor, site: str, layout: str, owner: int = -1,
             eager=tf.executing_eagerly()))
 
 
+def reduce_scatter_rows(summand: tf.Tensor, counts: tf.Tensor, site: str) -> tf.Tensor:
+    """Returns the sum over all ranks of this rank's own rows of a tensor with the rows of all ranks.
+
+    Args:
+        summand: [n, ...], of the same shape on all ranks; of a type that `sync` takes. For each row of the batch it has
+            as many elements of dimension 0, one or more, the rows of the ranks one after the other.
+        counts: [ranks] int64, the same on all ranks: how many rows of the batch each rank has.
+        site: A name that is the same on all ranks and not in flight twice.
+
+    Returns:
+        Like `summand`, this rank's part of dimension 0, with the bits that `sync` gives it. A rank without rows gets a
+        padding row of zeros, unless no rank has rows.
+    """
+    with _beside("PoseidonReduceScatterRows", summand):
+        return _unordered(library.load()[0].poseidon_reduce_scatter_rows(summand=summand, counts=counts, site=site))
+
+
 def gather_shards(own_shard: tf.Tensor, site: str, shape: tf.TensorShape, layout: str, owner: int = -1,
                   divided: int = -1, columns: int = 0) -> tf.Tensor:
     """Returns the whole tensor of which each rank has its `shard`.
@@ -478,4 +495,5 @@ tf.no_gradient("PoseidonAllGather")
 tf.no_gradient("PoseidonBroadcast")
 tf.no_gradient("PoseidonShard")
 tf.no_gradient("PoseidonReduceScatter")
+tf.no_gradient("PoseidonReduceScatterRows")
 tf.no_gradient("PoseidonGatherShards")

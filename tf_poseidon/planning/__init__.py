@@ -19,6 +19,7 @@ from tf_poseidon.planning.cost import dense_bytes
 from tf_poseidon.planning.cost import DIVIDE
 from tf_poseidon.planning.cost import GATHER
 from tf_poseidon.planning.cost import linked_dense_bytes
+from tf_poseidon.planning.cost import RETURN
 from tf_poseidon.planning.cost import SCATTER
 from tf_poseidon.planning.cost import SHARDS
 from tf_poseidon.planning.cost import SUM
@@ -38,6 +39,6 @@ from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
 __all__ = ["BROADCAST", "COLUMNS", "Cluster", "Cost", "DIVIDE", "Decision", "Exchange", "Factors", "GATHER", "HFB",
-           "Memory", "POLICIES", "PS", "Plan", "Planner", "SCATTER", "SCHEMES", "SFB", "SHARDS", "SPARSE",
-           "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe", "least_saving",
-           "linked_dense_bytes", "make_plan", "pinned", "unmatched_pins"]
+           "Memory", "POLICIES", "PS", "Plan", "Planner", "RETURN", "SCATTER", "SCHEMES", "SFB", "SHARDS", "SPARSE",
+           "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe", "least_saving", "linked_dense_bytes",
+           "make_plan", "pinned", "unmatched_pins"]

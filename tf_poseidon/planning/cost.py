@@ -48,9 +48,10 @@ class Cost:
 
 # Servers sum a tensor, and all ranks get the sum; all ranks get every rank's tensor; all ranks get rank 0's tensor; all
 # ranks get every rank's tensor, servers get parts of another one, and all ranks get what each server makes of both;
-# servers keep their shards of a sum; servers give all ranks their shards of a tensor.
+# servers keep their shards of a sum; servers give all ranks their shards of a tensor; each rank gets the sum of its own
+# rows.
 SUM, GATHER, BROADCAST, DIVIDE = "sum", "gather", "broadcast", "divide"
-SCATTER, SHARDS = "scatter", "shards"
+SCATTER, SHARDS, RETURN = "scatter", "shards", "return"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +59,9 @@ class Traffic:
     """What ranks exchange for one site, independent of the cluster.
 
     Attributes:
-        kind: SUM, GATHER, BROADCAST, DIVIDE, SCATTER or SHARDS.
-        num_bytes: Bytes of one rank's contribution; of a sum, of the result; of shards, of the whole tensor.
+        kind: SUM, GATHER, BROADCAST, DIVIDE, SCATTER, SHARDS or RETURN.
+        num_bytes: Bytes of one rank's contribution; of a sum, of the result; of shards and of RETURN, of the whole
+            tensor.
         sent_bytes: Of a sum, or its way up: bytes of one rank's contribution, if these are not `num_bytes`. What the
             ranks of a node add up leaves it as `num_bytes`.
         divided_bytes: Of DIVIDE: bytes of one rank's tensor that is divided among servers.
@@ -94,12 +96,14 @@ class Traffic:
         """Returns the `Cost` in a step."""
         if self.kind in (DIVIDE, SCATTER, SHARDS):
             cluster = cluster.of_workers
+        elif self.kind == RETURN:  # all workers have rows, whoever serves
+            cluster = dataclasses.replace(cluster, servers=0, dedicated_servers=0)
         seconds = cluster.latency_seconds if cluster.nodes > 1 else 0.0
         if self.kind == BROADCAST:  # of the node that sends most
             num_bytes = self.num_bytes * (cluster.nodes - 1)
             return Cost(num_bytes, latency=seconds, transfer=cluster.send_seconds(num_bytes))
         up, down = self.both_ways if cluster.ranks_per_node == 1 else (self.num_bytes, self.num_bytes)
-        if self.kind in (SCATTER, SHARDS):  # one of the ways of a sum; what comes down has no `sent_bytes`
+        if self.kind in (SCATTER, SHARDS, RETURN):  # one of the ways of a sum; what comes down has no `sent_bytes`
             num_bytes = dense_bytes(up, cluster) / 2
             return Cost(num_bytes, latency=seconds, transfer=cluster.send_seconds(num_bytes / 2))
         if self.kind == SUM:  # to the server and back: two messages

@@ -10,18 +10,20 @@ from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import BROADCAST
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.cost import GATHER
+from tf_poseidon.planning.cost import RETURN
 from tf_poseidon.planning.cost import SCATTER
 from tf_poseidon.planning.cost import SHARDS
 from tf_poseidon.planning.cost import Traffic
 
 # Their kinds.
-KINDS = (GATHER, BROADCAST, SCATTER, SHARDS)
+KINDS = (GATHER, BROADCAST, SCATTER, SHARDS, RETURN)
 
 # Why a tensor is exchanged, by kind.
 _REASONS = {GATHER: "later ops need the values of all ranks",
             BROADCAST: "each rank would have a different value: all take rank 0's",
             SCATTER: "each rank needs the sum of what it owns alone",
-            SHARDS: "all ranks need what each rank computes of what it owns"}
+            SHARDS: "all ranks need what each rank computes of what it owns",
+            RETURN: "each rank needs the sum of its own rows alone"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +33,12 @@ class Exchange:
     Attributes:
         site: Its name.
         kind: "gather": all ranks get every rank's tensor; "broadcast": all ranks get rank 0's; "scatter": each rank
-            gets its shard of a sum; "shards": all ranks get the tensor of which each rank has a shard.
+            gets its shard of a sum; "shards": all ranks get the tensor of which each rank has a shard; "return":
+            each rank gets its own rows of a sum.
         dtype: Name of its dtype.
         itemsize: Bytes of an element.
-        shape: The shape of its part on one rank with a full batch, of shards that of the whole tensor; None if unknown.
+        shape: The shape of its part on one rank with a full batch, of shards, and of a sum of which each rank gets
+            its own rows, that of the whole tensor; None if unknown.
         operations, depth, is_waited_for: Same as in `Site`.
         group: Same as in `Decision`.
         pin: The scheme that a pin asks for, and that it cannot have, since it is no gradient, or a sum of shards.

@@ -17,12 +17,13 @@ from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
 _OPS = {"PoseidonAllGather": planning.GATHER, "PoseidonBroadcast": planning.BROADCAST,
-        "PoseidonReduceScatter": planning.SCATTER, "PoseidonGatherShards": planning.SHARDS}
+        "PoseidonReduceScatter": planning.SCATTER, "PoseidonGatherShards": planning.SHARDS,
+        "PoseidonReduceScatterRows": planning.RETURN}
 OF_SHARDS = tuple(op for op, kind in _OPS.items() if kind in (planning.SCATTER, planning.SHARDS))
 
 
 class FindExchanges(passes.Pass):
-    """Finds gathers, broadcasts, and exchanges of shards."""
+    """Finds gathers, broadcasts, exchanges of shards, and sums of a rank's own rows."""
 
     def __init__(self, usual: graph_lib.Graph | None = None) -> None:
         """Makes the pass; `usual` is the graph with the shapes of a usual batch, by default its own."""
