@@ -42,7 +42,8 @@ class Event(typing.NamedTuple):
         row: "ps", "sfb", "hfb" or "sparse" for a gradient's exchange by that scheme, "gather", "broadcast", "scatter",
             "shards" or "return" for another exchange of a step, from when its tensor was ready; "calls" for other
             exchanges; "down" or "up" for the copy of a piece from a GPU's memory or to it, "across" for copies and sums
-            between GPUs; "rebuild" for rebuilding a gradient from the factors of other ranks; "data" for a wait for a batch.
+            between GPUs; "rebuild" for rebuilding a gradient from the factors of other ranks; "data" for a wait for a
+            batch.
         site: Name of the site; "" of data.
         begin: When it began.
         end: When it ended.
