@@ -183,37 +183,41 @@ void ReduceScatterKernel::ComputeAsync(OpKernelContext* context, DoneCallback do
 ReduceScatterRowsKernel::ReduceScatterRowsKernel(OpKernelConstruction* context)
     : ExchangeKernel(context), shown_(ShownAs(context, "return", {"return"})) {}
 
+absl::Status ReduceScatterRowsKernel::CountRows(const Tensor& summand, const Tensor& counts, int ranks,
+                                                int64_t* total) const {
+  if (summand.dims() == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", site_, "' sums a scalar, expected a tensor with the rows of all ranks along dimension 0."));
+  }
+  if (counts.dims() != 1 || counts.dim_size(0) != ranks) {
+    return absl::InvalidArgumentError(absl::StrCat("'", site_, "' has row counts of shape ",
+                                                   counts.shape().DebugString(), ", expected [", ranks,
+                                                   "], one of each rank."));
+  }
+  const int64_t size = summand.dim_size(0);
+  bool are_counts = true;
+  *total = 0;
+  for (int rank = 0; rank < ranks && are_counts; ++rank) {
+    const int64_t count = counts.vec<int64_t>()(rank);
+    are_counts = count >= 0 && !__builtin_add_overflow(*total, count, total);
+  }
+  if (are_counts && (*total > 0 ? size % *total == 0 : size == 0)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("'", site_, "' sums a tensor of shape ", summand.shape().DebugString(),
+                                                 " with row counts ", counts.SummarizeValue(ranks),
+                                                 ", expected counts of 0 or more whose sum divides dimension 0."));
+}
+
 void ReduceScatterRowsKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
   const Communicator* const communicator = CommunicatorOf(context, *this, site_);
   if (!communicator) return done();
   const Tensor& summand = context->input(0);
-  const Tensor& given = context->input(1);
-  OP_REQUIRES_ASYNC(context, summand.dims() > 0,
-                    absl::InvalidArgumentError(absl::StrCat(
-                        "'", site_, "' sums a scalar, expected a tensor with the rows of all ranks in dimension 0.")),
-                    done);
-  OP_REQUIRES_ASYNC(
-      context, given.dims() == 1 && given.dim_size(0) == communicator->size(),
-      absl::InvalidArgumentError(absl::StrCat("'", site_, "' has row counts of shape ", given.shape().DebugString(),
-                                              ", expected [", communicator->size(), "], the number of ranks.")),
-      done);
-  const auto counts = given.vec<int64_t>();
-  const int64_t size = summand.dim_size(0);
-  int64_t total = 0;
-  bool are_counts = true;
-  for (int64_t i = 0; i < counts.size(); ++i) {
-    are_counts = are_counts && counts(i) >= 0 && !__builtin_add_overflow(total, counts(i), &total);
-  }
-  OP_REQUIRES_ASYNC(
-      context, are_counts && (total > 0 ? size % total == 0 : size == 0),
-      absl::InvalidArgumentError(absl::StrCat("'", site_, "' sums a tensor of shape ", summand.shape().DebugString(),
-                                              " with row counts ", given.SummarizeValue(counts.size()),
-                                              ", expected counts of 0 or more whose sum divides dimension 0.")),
-      done);
+  int64_t total;
+  OP_REQUIRES_OK_ASYNC(context, CountRows(summand, context->input(1), communicator->size(), &total), done);
+  const auto counts = context->input(1).vec<int64_t>();
   const int64_t own = counts(communicator->rank());
   const bool is_padding = own == 0 && total > 0;
   TensorShape shape = summand.shape();
-  if (total > 0) shape.set_dim(0, size / total * (is_padding ? 1 : own));
+  if (total > 0) shape.set_dim(0, shape.dim_size(0) / total * (is_padding ? 1 : own));
   Tensor* rows = nullptr;
   OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, shape, &rows), done);
   if (is_padding && rows->TotalBytes() > 0) std::memset(rows->data(), 0, rows->TotalBytes());

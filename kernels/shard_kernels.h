@@ -97,6 +97,10 @@ class ReduceScatterRowsKernel : public ExchangeKernel {
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
 
  private:
+  // Sets the sum of the rows of all ranks, which must divide dimension 0.
+  absl::Status CountRows(const tensorflow::Tensor& summand, const tensorflow::Tensor& counts, int ranks,
+                         int64_t* total) const;
+
   const Shown shown_;
 };
 

@@ -218,10 +218,10 @@ def _other_transfer(exchange, machines):
     of_all = (gpus - 1) * num_bytes / (machines.local_gbytes_per_s * 1e9) + copy
     if exchange.kind == planning.BROADCAST:
         return {"root_bytes": num_bytes, "up_seconds": copy, "down_seconds": of_all}
-    # One way of a sum: each node has a shard, of which every other node gives its part, or gets it.
+    # One way of a sum: each node has a shard, or its own rows, of which every other node gives its part, or gets it.
     sent = exchange.traffic.both_ways[0] if gpus == 1 else num_bytes
     shard, of_shard = sent / machines.nodes, copy / machines.nodes
-    up, down = (of_all, of_shard) if exchange.kind == planning.SCATTER else (of_shard, of_all)
+    up, down = (of_shard, of_all) if exchange.kind == planning.SHARDS else (of_all, of_shard)
     return {"peer_bytes": shard, "up_seconds": up, "down_seconds": down}
 
 

@@ -38,7 +38,7 @@ struct Group {
 // With one of them alone, what servers keep or give are their shards.
 enum class Ways : char {
   kBoth,
-  kUp,    // the output is this rank's shard of the sum
+  kUp,    // the output is this rank's shard of the sum, or its range
   kDown,  // the input is this rank's shard of the output
 };
 

@@ -81,6 +81,7 @@ class Protocol {
  private:
   void StartReady(Exchange exchange, Done done, Clock::time_point submitted, Staging* staging);
   void StartRanges(const Exchange& whole, Done done, Clock::time_point submitted, Staging* staging);
+  // `site` is the hash of the name that ranks share.
   void StartNamed(uint64_t site, Exchange exchange, Done done, Clock::time_point submitted, Staging* staging);
   void StartReadyFactors(Factors factors, FactorsDone done, Clock::time_point submitted, Staging* staging);
   Staging* StagingOf(Device* device);

@@ -5,13 +5,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes import usual_batch
 from tf_poseidon.graph_passes.find import exchanges
+from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.graph import indexed_graph
 from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.job import communicator
+from tf_poseidon.ops import library
 from tf_poseidon.options import JobOptions
 
 KV_PAIR = 4096
@@ -306,6 +310,27 @@ def test_plans_know_what_each_half_exchanges(dtype, sent_bytes):
         ("up", "scatter", 80_000, sent_bytes), ("down", "shards", 80_000, 80_000)]
 
 
+@pytest.mark.parametrize("elements", [1, 3])
+def test_plans_know_how_large_a_sum_of_all_rows_usually_is(elements):
+    """Where the partitioned graph declares the rows that come of it."""
+    @tf.function(input_signature=[tf.TensorSpec((None, 7)), tf.TensorSpec([None], tf.int64)])
+    def function(summand, counts):
+        own = ops.reduce_scatter_rows(summand, counts, "back")
+        return library.load()[0].poseidon_rows(values=[own], part=[], dimensions=[0], names=["own"],
+                                               elements=[elements])
+
+    graph_def = function.get_concrete_function().graph.as_graph_def(add_shapes=True)
+    for node in graph_def.node:
+        if "site" in node.attr:
+            node.attr[indexed_graph.MEANWHILE].s = b"waits"
+    graph, facts = indexed_graph.Graph(graph_def), training_step.StepFacts(rows=4, global_rows=10)
+    usual = usual_batch.with_shapes(graph, grappler.add_shapes, facts)
+    found, = exchanges.FindExchanges(usual).call(passes.TrainingGraph(graph, facts)).exchanges
+    assert (found.kind, found.shape, found.is_waited_for) == ("return", (10 * elements, 7), True)
+    unknown, = exchanges.FindExchanges().call(passes.TrainingGraph(graph)).exchanges
+    assert unknown.shape is None
+
+
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bool])
 def test_static_shapes(dtype):
     @tf.function(input_signature=[tf.TensorSpec((2, 3), dtype)])
@@ -325,7 +350,7 @@ def test_static_shapes(dtype):
     (lambda _: ops.reduce_scatter(tf.zeros(3), "s", "x", dtype=tf.float64),
      "'s' sums a gradient of type float as double, expected its own type, or float for half and bfloat16"),
     (lambda _: ops.reduce_scatter_rows(tf.zeros([4, 3]), [1, 3], "s"),
-     "'s' has row counts of shape .2., expected .1., the number of ranks"),
+     "'s' has row counts of shape .2., expected .1., one of each rank"),
     (lambda _: ops.reduce_scatter_rows(tf.zeros([4, 3]), [3], "s"),
      "'s' sums a tensor of shape .4,3. with row counts 3, expected counts of 0 or more whose sum divides dimension 0"),
     (lambda _: ops.reduce_scatter_rows(tf.zeros([4, 3]), [0], "s"), "with row counts 0, expected counts of 0 or more"),

@@ -171,6 +171,62 @@ TEST(AWayUpAndAWayDownHaveTheBitsOfASum) {
   }
 }
 
+TEST(RangesOfASumHaveItsBitsWhateverTheOrderOfEvents) {
+  for (const std::vector<int>& nodes : kNodes) {
+    const int size = static_cast<int>(nodes.size());
+    for (int dedicated = 0; dedicated < std::min(size, 2); ++dedicated) {
+      for (unsigned seed = 0; seed < 4; ++seed) {
+        const std::string where = Text(size, " ranks, ", dedicated, " dedicated, seed ", seed);
+        const int workers = size - dedicated;
+        Options options = SmallOptions();
+        options.dedicated_servers = dedicated;
+        Job job(size, nodes, options, seed);
+        std::vector<int64_t> ranges, begins;
+        int64_t count = 0;
+        for (int rank = 0; rank < workers; ++rank) {  // nothing, little, and several KV pairs
+          ranges.push_back(std::vector<int64_t>{17, 0, 40001}[(rank + seed) % 3]);
+          begins.push_back(count);
+          count += ranges.back();
+        }
+        std::vector<std::vector<float>> values, sums, owns;
+        for (int rank = 0; rank < workers; ++rank) {
+          values.push_back(Rough(rank, count));
+          sums.emplace_back(count, -1);
+          owns.emplace_back(ranges[rank], -1);
+        }
+        std::vector<int> done(workers);
+        std::function<void(int)> start = [&](int rank) {
+          Exchange up = Of("up", Ways::kUp, {}, count, values[rank].data(), owns[rank].data());
+          up.ranges = ranges;
+          job.protocol(rank).Start(
+              up,
+              [&, rank](const std::string& error) {
+                EXPECT_EQ(error, "", where);
+                if (++done[rank] < 3) start(rank);
+              },
+              Clock::now());
+        };
+        int summed = 0;
+        for (int rank = 0; rank < workers; ++rank) {
+          start(rank);
+          job.protocol(rank).Start(
+              Of("sum", Ways::kBoth, {}, count, values[rank].data(), sums[rank].data()),
+              [&](const std::string& error) { summed += error.empty(); }, Clock::now());
+        }
+        job.Run(
+            [&] {
+              return summed == workers && std::all_of(done.begin(), done.end(), [](int steps) { return steps == 3; });
+            },
+            where);
+        for (int rank = 0; rank < workers; ++rank) {
+          EXPECT(std::equal(owns[rank].begin(), owns[rank].end(), sums[rank].begin() + begins[rank]), where);
+          EXPECT_EQ(job.rank(rank).statistics.Of("up").count.load(), 3u, where);
+        }
+      }
+    }
+  }
+}
+
 TEST(NarrowPartsBecomeAShardOfFloats) {
   for (const std::vector<int>& nodes : kNodes) {
     const int size = static_cast<int>(nodes.size());

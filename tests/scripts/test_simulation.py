@@ -598,7 +598,7 @@ def exchange(kind, num_bytes, operations, **more):
 @pytest.mark.parametrize("is_each_by_itself", [False, True])
 @pytest.mark.parametrize("kind, bytes_of_root, bytes_of_others", [
     ("gather", 6 * 3000, 6 * 3000), ("broadcast", 3 * 3000, 3000), ("scatter", 1.5 * 3000, 1.5 * 3000),
-    ("shards", 1.5 * 3000, 1.5 * 3000)])
+    ("shards", 1.5 * 3000, 1.5 * 3000), ("return", 1.5 * 3000, 1.5 * 3000)])
 def test_bytes_of_what_is_no_gradient(kind, bytes_of_root, bytes_of_others, is_each_by_itself):
     """Each of 4 nodes gives 3000 bytes to all others; or only the first does; or each a quarter of them."""
     work = dataclasses.replace(work_of(), exchanges=(exchange(kind, 3000, 0.0),))

@@ -314,6 +314,14 @@ def test_the_ways_of_shards_cost_what_those_of_a_sum_do(options, cast_from, sent
         assert getattr(up, field.name) + getattr(down, field.name) == pytest.approx(getattr(both, field.name))
 
 
+@pytest.mark.parametrize("options", [{}, {"servers": 1}, {"servers": 6, "dedicated_servers": 2}])
+def test_rows_of_a_sum_cost_its_way_up_whoever_serves(options):
+    found = planning.Exchange("x", planning.RETURN, "float32", 4, (100, 200)).cost(
+        dataclasses.replace(CLUSTER, **options))
+    assert found == planning.Exchange("x", planning.SCATTER, "float32", 4, (100, 200)).cost(CLUSTER)
+    assert found.num_bytes == 1.5 * 80_000
+
+
 def test_gradients_that_were_cast_take_links_in_half_of_their_bytes():
     """Also where several nodes make them whole again before they leave."""
     for ranks, gpus in ((1, 4), (2, 2)):
