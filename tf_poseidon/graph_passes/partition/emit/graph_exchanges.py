@@ -91,6 +91,7 @@ class GraphExchanges:
         self._trained = trained
         self._accumulated = accumulated
         self._sites: collections.Counter[str] = collections.Counter()
+        self._counts_of_ranks: dict[frames_lib.Place, str] = {}
 
     def gathered(self, value: str, state: Rows, dtype: int, prefix: str, place: frames_lib.Place, name: str) -> str:
         """Gathers the rows of all ranks."""
@@ -176,8 +177,32 @@ class GraphExchanges:
 
     def own_rows_of_sum(self, value: str, dtype: int, prefix: str, place: frames_lib.Place, name: str) -> str:
         """Sums the summands of all ranks, which have all rows, of which each rank gets its own."""
-        whole = self.reduced(value, HELD, dtype, prefix, place, name)
-        return self._parts.rows_of(whole, 0, dtype, f"{prefix}/own", place)
+        if dtype not in _SUMMED:
+            whole = self.reduced(value, HELD, dtype, prefix, place, name)
+            return self._parts.rows_of(whole, 0, dtype, f"{prefix}/own", place)
+        exchange = self._exchange("return", name, self._written.constant_shape(name), dtype, place.frame)
+        writer = self._written.writer(f"{prefix}/own", HOST, exchange.provenance)
+        rows = writer.add("sum", "PoseidonReduceScatterRows", [value, self._counts(place)], T=dtype,
+                          **exchange.attributes)
+        if not self._written.elements_of_row(name, 0):
+            return rows
+        return self._written.declared(rows, name, 0, f"{prefix}/own", self._written.device_of(value))
+
+    def _counts(self, place: frames_lib.Place) -> str:
+        """Returns how many rows each rank has, [ranks] of int64."""
+        if place not in self._counts_of_ranks:
+            part, contributes, _ = self._parts.part(place)
+            prefix = f"{graph_lib.node_of(part)}/counts"
+            writer = self._written.writer(f"{prefix}/own", HOST)
+            bounds = [writer.constant(suffix, np.array([bound], np.int32), part)
+                      for suffix, bound in (("begin", 2), ("end", 3), ("stride", 1))]
+            count = writer.add("count", "StridedSlice", [part, *bounds], T=types_pb2.DT_INT64,
+                               Index=types_pb2.DT_INT32, begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0,
+                               shrink_axis_mask=0)
+            none = writer.constant("none", np.zeros(1, np.int64), part)  # a padding row is no row
+            count = writer.add("", "SelectV2", [contributes, count, none], T=types_pb2.DT_INT64)
+            self._counts_of_ranks[place] = self.of_all_ranks(count, types_pb2.DT_INT64, prefix, place.frame, prefix)
+        return self._counts_of_ranks[place]
 
     def columns_of(self, value: str, rank: int, dimension: int, columns: int, dtype: int, prefix: str) -> str:
         """Slices this rank's columns."""
@@ -224,7 +249,8 @@ class GraphExchanges:
                   is_gathered: bool = True) -> _Written:
         """Notes an exchange, and names its site; returns a `_Written`."""
         self.serialise(frame)
-        scheme = {"value": planning.BROADCAST, "scatter": planning.SCATTER, "shards": planning.SHARDS}.get(
+        scheme = {"value": planning.BROADCAST, "scatter": planning.SCATTER, "shards": planning.SHARDS,
+                  "return": planning.RETURN}.get(
             kind, planning.GATHER if is_gathered else "")
         if not self.is_in_step:
             site = f"fetched/{kind}/{name}"  # unique, since each tensor is made whole once
