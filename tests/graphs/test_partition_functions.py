@@ -12,6 +12,7 @@ from tensorflow.python.ops import functional_ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.job import communicator
 from tf_poseidon.one_process import calls
+from tf_poseidon.one_process import partition_options
 from tf_poseidon.one_process import partitioning
 from tf_poseidon.one_process import rank_graphs
 from tf_poseidon.one_process import tracing
@@ -130,7 +131,7 @@ PROGRAMS = (while_of_defuns, defun_that_is_not_inlined, compiled_by_xla, in_cond
 def _partitioned(function, x):
     """Returns a function of one step as it is partitioned, and a reference to its trace, which is not kept."""
     traced = tracing.traced(lambda x: function(x), calls.Call(function, {}, (x,), {}))
-    made = rank_graphs.RankGraphs(partitioning.partition(traced, partitioning.PartitionOptions(1, rows=4)))
+    made = rank_graphs.RankGraphs(partitioning.partition(traced, partition_options.PartitionOptions(1, rows=4)))
     tf_compat.dismantle(traced.graph)
     return made, weakref.ref(traced.graph)
 
@@ -169,6 +170,6 @@ def test_a_trace_that_is_not_partitioned_computes_the_same():
 
     x, y = tf.constant([[1.0], [2.0]], F64), tf.constant([[3.0], [5.0]], F64)
     traced = tracing.traced(step, calls.Call(step, {}, (x, y), {}))
-    made = rank_graphs.RankGraphs(partitioning.partition(traced, partitioning.PartitionOptions(1, rows=2)))
+    made = rank_graphs.RankGraphs(partitioning.partition(traced, partition_options.PartitionOptions(1, rows=2)))
     for results in (traced(x, y), made.marked("")(x, y)):
         assert [float(value) for value in results] == [float(value) for value in step(x, y)]

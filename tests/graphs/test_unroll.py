@@ -15,6 +15,7 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.job import communicator
 from tf_poseidon.one_process import calls
+from tf_poseidon.one_process import partition_options
 from tf_poseidon.one_process import partitioning
 from tf_poseidon.one_process import rank_graphs
 from tf_poseidon.one_process import stepping
@@ -109,7 +110,7 @@ def partitioned(function):
     state, x = State(), tf.ones((4, 2))
     call = calls.Call(lambda x: function(state, x), {}, (x,), {})
     traced = tracing.traced(call_of(function, state), call)
-    return state, rank_graphs.RankGraphs(partitioning.partition(traced, partitioning.PartitionOptions(1, rows=4)))
+    return state, rank_graphs.RankGraphs(partitioning.partition(traced, partition_options.PartitionOptions(1, rows=4)))
 
 
 def call_of(function, state):

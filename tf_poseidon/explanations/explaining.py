@@ -39,6 +39,7 @@ from tf_poseidon.one_process import context
 from tf_poseidon.one_process import partitioning
 from tf_poseidon.one_process import rank_graphs
 from tf_poseidon.one_process import tracing
+from tf_poseidon.one_process.partition_options import PartitionOptions
 
 # Prefix of the names of a step's nodes under `fit`: Keras' two functions call it, and it calls them.
 _CALLS = 2 * "StatefulPartitionedCall/" + f"{rank_graphs.NODES}/"
@@ -136,7 +137,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         layouts = dict(collections.ChainMap(*map(sharded_slots.layouts, _with_inner(optimizers))))
         masters = sharded_slots.masters(optimizers)
         is_auto = shard_update == options_lib.AUTO
-        options = partitioning.PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True,
+        options = PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True,
                                                 session=rewriting, layouts=layouts if shard_update else {},
                                                 masters=masters if shard_update else {},
                                                 loads=dict.fromkeys(range(min(servers or ranks, ranks)), 0),

@@ -192,19 +192,14 @@ class RewriteSession:
         if given is not None:  # it plans those of which no rank needs the usual shard
             return {layouts[site.name]: _division(layouts[site.name], site, site.is_divided)
                     for site in given.sites if site.name in layouts}
-        plan = self._policy(whole_graph, facts, add_shapes)
+        plan = self.plan_of(whole_graph, facts, add_shapes)
         return {layouts[site.name]: _division(layouts[site.name], site, decision.scheme == planning.HFB)
                 for site, decision in zip(plan.sites, plan.decisions, strict=True)
                 if decision.scheme != planning.PS and site.name in layouts}
 
-    def step_seconds(self, graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts,
-                     add_shapes: AddShapes) -> float | None:
-        """Returns how long a step is planned to take, None if its arithmetic is unknown; arguments as above."""
-        return self._policy(graph_def, facts, add_shapes).step_seconds
-
-    def _policy(self, graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts,
+    def plan_of(self, graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts,
                 add_shapes: AddShapes) -> planning.Plan:
-        """Returns the plan that the policy would make for a partitioned GraphDef."""
+        """Returns the plan that the policy would make for a partitioned GraphDef; arguments as above."""
         training = self._find(passes.TrainingGraph(Graph(graph_def, add_shapes(graph_def, alone=True)), facts))
         usual = usual_batch.with_shapes(training.graph, add_shapes, facts)
         training = passes.run((exchanges.FindExchanges(usual), *self._match, describe.DescribeSites(usual),

@@ -6,6 +6,7 @@ Tests: tests/training/test_training.py.
 """
 
 import dataclasses
+import math
 
 from tf_poseidon import grappler
 from tf_poseidon import planning
@@ -16,6 +17,9 @@ from tf_poseidon.job.job_variables import new_variables
 from tf_poseidon.job.job_variables.shard_service import ShardService
 from tf_poseidon.job.row_shares import RowShares
 from tf_poseidon.job.verify import Verifier
+
+# Fewer elements of a matrix, or of a vector, are not worth dividing.
+_LEAST_DIVIDED, _LEAST_VECTOR = 1 << 20, 1 << 10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,8 +65,20 @@ class Job:
 
     @property
     def divides_weights(self) -> bool:
-        """Whether ranks may hold columns of weights."""
+        """Whether ranks may hold columns of weights: some are pinned to that, or plans may say so."""
+        planner = self.graph_pass.session.planner
+        return self._pins_columns or not self.graph_pass.session.has_to_agree and (
+            planner.policy == "auto" and planner.given is None)
+
+    @property
+    def _pins_columns(self) -> bool:
         return any(scheme == planning.COLUMNS for _, scheme in self.graph_pass.session.planner.pins)
+
+    def may_divide(self, shape: tuple[int, ...]) -> bool:
+        """Whether ranks may hold columns of a weight of some shape, or what belongs to columns, as biases do."""
+        if not self.divides_weights or len(shape) not in (1, 2):
+            return False
+        return self._pins_columns or math.prod(shape) >= (_LEAST_DIVIDED if len(shape) == 2 else _LEAST_VECTOR)
 
     @property
     def strict(self) -> bool:

@@ -17,16 +17,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.graph_passes.find import poseidon_markers
-from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.graph import functions
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
-from tf_poseidon.graph_passes.partition import early_updates
 from tf_poseidon.graph_passes.partition import partitioner
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import unroll
@@ -34,11 +30,12 @@ from tf_poseidon.graph_passes.partition.preparation import results as results_li
 from tf_poseidon.graph_passes.partition.propagate import row_inputs
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.states import Division
-from tf_poseidon.job.verify import Verifier
 from tf_poseidon.one_process import late_results
+from tf_poseidon.one_process.attempts import Attempts
 from tf_poseidon.one_process.graphs import flat_graphs
 from tf_poseidon.one_process.graphs import graph_texts
 from tf_poseidon.one_process.graphs.flat_graphs import full_name
+from tf_poseidon.one_process.partition_options import PartitionOptions
 from tf_poseidon.one_process.sharding import divided_weights
 from tf_poseidon.one_process.sharding import master_weights
 from tf_poseidon.one_process.sharding import sharded_variables
@@ -47,49 +44,6 @@ from tf_poseidon.ops import sites
 # Of the partitioned functions of this process; by another than those in graphs that other processes have saved.
 _numbers = itertools.count()
 _FIRST_NUMBER = secrets.randbits(48)
-_SHORTER = 1.005  # by how much, at least: plans are no more exact
-
-
-@dataclasses.dataclass(frozen=True)
-class PartitionOptions:
-    """What a partitioned function is made for.
-
-    Attributes:
-        size: Number of ranks.
-        rows: Usual number of rows of a global batch, None if unknown.
-        trains: Whether ranks compare what it exchanges.
-        wire_dtype, strict: Same as in `PoseidonStrategy`.
-        verifier: The `verify.Verifier` that compares what it exchanges, None without one.
-        inlines: Whether its graphs have its nodes, for those who read them, and do not call them.
-        session: What plans how gradients travel, to know which of them need not become shards; None if all may.
-        layouts: By identity, the layouts of variables that may hold shards without being `ShardedVariable`s, where the
-            function is planned and never runs.
-        masters: Likewise, by identity, the layouts of weights that may hold shards beside working copies without being
-            `MasterWeight`s.
-        loads: The bytes of variables that each rank owns that may own some, see `partitioner.KnownVariables`.
-        shard_update: Whether variables may become shards, apart from those of weights that are divided.
-        memory_bytes: Variables become shards only if a step is no longer for it, or if the function's variables take
-            more than half of this memory, that of a rank; None if they do wherever they can.
-    """
-
-    size: int
-    rows: int | None = None
-    trains: bool = False
-    wire_dtype: str | None = None
-    strict: bool = False
-    verifier: Verifier | None = None
-    inlines: bool = False
-    session: session_lib.RewriteSession | None = None
-    layouts: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    masters: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    loads: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    shard_update: bool = True
-    memory_bytes: int | None = None
-
-    @property
-    def rows_of_rank(self) -> int | None:
-        """Rows of a global batch that one rank computes, rounded up; None if unknown."""
-        return None if self.rows is None else -(-self.rows // self.size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,58 +264,20 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         divisions={division.layout: division for division in held_divisions},  # of several of a layout, an owner's
         divided=divided_weights.layouts(sharded.values()), loads=options.loads)
 
-    def with_divided(known: partitioner.KnownVariables,
-                     weights: Mapping[str, Division]) -> partitioner.KnownVariables:
-        """Returns what is known if some weights are divided, given by names, and their slots with them."""
-        divisions = {division.layout: division for division in weights.values()}
-        return dataclasses.replace(
-            known, divided={*known.divided, *divisions}, divisions={**known.divisions, **divisions},
-            shard_candidates={**known.shard_candidates, **{name: division.layout for name, division in weights.items()},
-                              **{name: layout for name, layout in may_be_shards.items() if layout in divisions}})
-
-    def partitioned_for(known: partitioner.KnownVariables) -> tuple[partitioner.PartitionedGraph, set[str]]:
-        """Returns the graph, and which shards it may update before other ranks have begun the step."""
-        with_copies = [name for name in copies.of(known.shards, known.shard_candidates)
-                       if {**known.shards, **known.shard_candidates}[name] not in known.divided]
-        partitioned = partitioner.partition(copies.used_in(with_copies), outputs,
-                                            grappler.add_shapes, known, rows=options.rows, runs_whole=True,
-                                            own=outputs if keeps_rows else ())
-        partitioned = dataclasses.replace(partitioned, graph_def=early_updates.delayed(
-            partitioned.graph_def, partitioned.shards))
-        return partitioned, early_updates.find(partitioned.graph_def, partitioned.shards)
-
-    def settled(known: partitioner.KnownVariables) -> tuple[partitioner.KnownVariables, partitioner.PartitionedGraph]:
-        """Returns what becomes of candidates, and the graph."""
-        while True:
-            partitioned, early = partitioned_for(known)
-            as_factors = _shorter_as_factors(partitioned, options)
-            of_matrices = {layout: division for layout, division in as_factors.items()
-                           if division is not None and layout not in known.shards.values()}
-            whole = as_factors.keys() - of_matrices.keys()
-            if holding := sorted(early & known.shards.keys()):
-                raise GraphError(f"It may update '{paths[holding[0]]}', of which each rank holds a shard, before "
-                                 "other ranks have begun the step.")
-            left = {name: layout for name, layout in known.shard_candidates.items()
-                    if partitioned.shards.get(name, layout) not in whole and name not in early
-                    and (name not in copies.candidates or name in partitioned.shards)}
-            if len(left) == len(known.shard_candidates) and not of_matrices:
-                return known, partitioned
-            known = dataclasses.replace(known, shard_candidates=left, divisions={**known.divisions, **of_matrices})
-
+    attempts = Attempts(graph_def, outputs, copies, may_be_shards, keeps_rows, options)
     weights = divided_weights.candidates(graph_def, variables, planned_masters)
-    pinned = {name: weights[name] for name in weights
-              if weights[name].columns > 1 and _pinned(paths[name], options) == planning.COLUMNS}
-    known, partitioned = settled(with_divided(whole_weights, pinned) if pinned else whole_weights)
-    if following := {name: weights[name] for name in partitioned.followers & weights.keys()}:
-        known, partitioned = settled(with_divided(known, following))
-    refusals = tuple(_refusal(division.layout, partitioned) for name, division in pinned.items()
-                     if name not in partitioned.shards)
-    if (partitioned.shards.keys() - known.shards.keys() and options.memory_bytes is not None
+    pinned = {name: division for name, division in weights.items()
+              if division.columns > 1 and _pinned(paths[name], options) == planning.COLUMNS}
+    attempt = attempts.divided(attempts.settled(whole_weights), pinned, weights)
+    refusals = tuple(_refusal(division.layout, attempt.graph) for name, division in pinned.items()
+                     if name not in attempt.graph.shards)
+    if _may_choose(options):
+        others = {name: division for name, division in weights.items() if _pinned(paths[name], options) is None}
+        attempt = attempts.divided_if_shorter(attempt, others, weights)
+    if (attempt.graph.shards.keys() - attempt.known.shards.keys() and options.memory_bytes is not None
             and _bytes(variables.values()) <= options.memory_bytes // 2):
-        of_whole = dataclasses.replace(known, shard_candidates={})
-        undivided, early = partitioned_for(of_whole)
-        if not early and _is_shorter(undivided, partitioned, options):
-            known, partitioned = of_whole, undivided
+        attempt = attempts.whole_if_shorter(attempt)
+    known, partitioned = attempt.known, attempt.graph
     masters = [name for name in copies.of(known.shards, known.shard_candidates)
                if {**known.shards, **known.shard_candidates}[name] not in known.divided]
     divisions = [(variable, partitioned.divisions[layout])
@@ -379,6 +295,12 @@ def _pinned(path: str, options: PartitionOptions) -> str | None:
     return None if options.session is None else planning.pinned(path, options.session.planner.pins)
 
 
+def _may_choose(options: PartitionOptions) -> bool:
+    """Whether plans are to say which weights are divided."""
+    return options.session is not None and options.session.planner.policy == "auto" and (
+        options.session.planner.given is None)
+
+
 def _refusal(path: str, partitioned: partitioner.PartitionedGraph) -> str:
     """Returns why a weight is not divided, a sentence."""
     reader = partitioned.needed_whole.get(path)
@@ -389,32 +311,6 @@ def _refusal(path: str, partitioned: partitioner.PartitionedGraph) -> str:
 
 def _is_master(variable: tf.Variable) -> bool:
     return isinstance(variable, master_weights.MasterWeight)
-
-
-def _shorter_as_factors(partitioned: partitioner.PartitionedGraph, options: PartitionOptions,
-                        ) -> dict[str, Division | None]:
-    """Returns the layouts of shards whose gradient would not travel as a sum if it were whole, with their `Division`s.
-
-    Where servers rebuild columns or rows of it, each should update these. Where every rank rebuilds it, or one would
-    have to own the variable, there is none: all ranks update all of it, which is to come from nowhere else.
-    """
-    if options.session is None or options.rows is None or not partitioned.shards:
-        return {}
-    facts = training_step.StepFacts(rows=options.rows_of_rank, global_rows=options.rows)
-    found = options.session.layouts_of_factors(partitioned.graph_def, facts, grappler.add_shapes)
-    return {layout: division if partitioned.divisions[layout].owner < 0 else None
-            for layout, division in found.items()}
-
-
-def _is_shorter(graph: partitioner.PartitionedGraph, other: partitioner.PartitionedGraph,
-                options: PartitionOptions) -> bool:
-    """Whether a step is planned to be shorter by one graph than by another one; not if that is unknown."""
-    if options.session is None or options.rows is None:
-        return False
-    facts = training_step.StepFacts(rows=options.rows_of_rank, global_rows=options.rows)
-    seconds, of_other = (options.session.step_seconds(each.graph_def, facts, grappler.add_shapes)
-                         for each in (graph, other))
-    return seconds is not None and of_other is not None and _SHORTER * seconds < of_other
 
 
 def _bytes(variables: Iterable[tf.Variable]) -> int:

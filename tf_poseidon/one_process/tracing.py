@@ -31,6 +31,7 @@ from tf_poseidon.one_process import step_verifier
 from tf_poseidon.one_process.graphs import flat_graphs
 from tf_poseidon.one_process.graphs import graph_texts
 from tf_poseidon.one_process.job_functions import JobFunction
+from tf_poseidon.one_process.partition_options import PartitionOptions
 from tf_poseidon.one_process.rank_graphs import RankGraphs
 from tf_poseidon.one_process.sharding import master_weights
 from tf_poseidon.one_process.sharding import sharded_variables
@@ -108,7 +109,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
         sharded_variables.hold_wanted(sharded, job.communicator)
         _share([variable for variable in variables if not job.held.holds(variable) and (
             not any(variable is other for other in sharded) or variable.is_whole)], job.communicator, name)
-        partition_options = partitioning.PartitionOptions(
+        partition_options = PartitionOptions(
             job.size, call.rows() if rows is None else rows, options.trains, job.wire_dtype, job.strict,
             job.verifier if options.trains else None, session=job.graph_pass.session, loads=job.shards.loads,
             shard_update=job.shard_update, memory_bytes=job.memory_bytes)

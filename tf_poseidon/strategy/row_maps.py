@@ -24,6 +24,7 @@ from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.states import GATHERED
 from tf_poseidon.one_process import partitioning
 from tf_poseidon.one_process.graphs import flat_graphs
+from tf_poseidon.one_process.partition_options import PartitionOptions
 from tf_poseidon.one_process.rank_graphs import RankGraphs
 from tf_poseidon.ops import library
 
@@ -66,7 +67,7 @@ def _divided(function: tf.types.experimental.ConcreteFunction, size: int) -> Row
     specs = [*(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs), tf.TensorSpec([3], tf.int64)]
     try:
         traced = tf.function(of_rows, autograph=False).get_concrete_function(*specs)
-        partition = partitioning.partition(traced, partitioning.PartitionOptions(size), keeps_rows=True)
+        partition = partitioning.partition(traced, PartitionOptions(size), keeps_rows=True)
         keeps_rows = _keeps_rows(traced)
     except Exception as error:  # whatever the partitioner does not know, whole batches are right
         return f"its function could not be divided ({shortened(str(error))}); map it in front of batch"

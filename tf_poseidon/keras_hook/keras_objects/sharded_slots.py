@@ -100,7 +100,7 @@ def _weight_for(variable: keras.Variable, value: Any) -> Any:
     if job is None or not variable.trainable or isinstance(value, tf.Variable) or not tf.executing_eagerly() or (
             variable.dtype not in _MASTERS or variable.aggregation != "none"):
         return value
-    if not job.shard_update and tf.TensorShape(variable.shape).rank not in (1, 2):
+    if not job.shard_update and not job.may_divide(tuple(variable.shape)):
         return value
     weight = MasterWeight(variable.path, variable.name, tf.cast(value() if callable(value) else value, variable.dtype),
                           job)

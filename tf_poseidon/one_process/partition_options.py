@@ -1,0 +1,58 @@
+"""What a function of one process is partitioned for.
+
+Tests: tests/graphs/test_partition_functions.py.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+from tf_poseidon.graph_passes import session as session_lib
+from tf_poseidon.graph_passes.find import training_step
+from tf_poseidon.job.verify import Verifier
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionOptions:
+    """What a partitioned function is made for.
+
+    Attributes:
+        size: Number of ranks.
+        rows: Usual number of rows of a global batch, None if unknown.
+        trains: Whether ranks compare what it exchanges.
+        wire_dtype, strict: Same as in `PoseidonStrategy`.
+        verifier: The `verify.Verifier` that compares what it exchanges, None without one.
+        inlines: Whether its graphs have its nodes, for those who read them, and do not call them.
+        session: What plans how gradients travel, to know which of them need not become shards; None if all may.
+        layouts: By identity, the layouts of variables that may hold shards without being `ShardedVariable`s, where the
+            function is planned and never runs.
+        masters: Likewise, by identity, the layouts of weights that may hold shards beside working copies without being
+            `MasterWeight`s.
+        loads: The bytes of variables that each rank owns that may own some, see `partitioner.KnownVariables`.
+        shard_update: Whether variables may become shards, apart from those of weights that are divided.
+        memory_bytes: Variables become shards only if a step is no longer for it, or if the function's variables take
+            more than half of this memory, that of a rank; None if they do wherever they can.
+    """
+
+    size: int
+    rows: int | None = None
+    trains: bool = False
+    wire_dtype: str | None = None
+    strict: bool = False
+    verifier: Verifier | None = None
+    inlines: bool = False
+    session: session_lib.RewriteSession | None = None
+    layouts: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    masters: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    loads: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    shard_update: bool = True
+    memory_bytes: int | None = None
+
+    @property
+    def rows_of_rank(self) -> int | None:
+        """Rows of a global batch that one rank computes, rounded up; None if unknown."""
+        return None if self.rows is None else -(-self.rows // self.size)
+
+    @property
+    def facts(self) -> training_step.StepFacts:
+        """What plans must know about a step."""
+        return training_step.StepFacts(rows=self.rows_of_rank, global_rows=self.rows)
