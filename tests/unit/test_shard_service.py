@@ -160,9 +160,14 @@ def test_what_rank_0_restores_is_in_working_copies(ranks):
         np.testing.assert_array_equal(rank.read(), VALUE)
 
 
+def _weight(job):
+    return master_weights.MasterWeight("kernel", "kernel", tf.TensorShape(SHAPE), tf.float32,
+                                       Initial(lambda: tf.zeros(SHAPE), None), job)
+
+
 def test_a_weight_is_freed_with_its_model(ranks):
     job = types.SimpleNamespace(shards=ranks[0].service)
-    weight = master_weights.MasterWeight("kernel", "kernel", tf.zeros(SHAPE), job)
+    weight = _weight(job)
     is_alive = weakref.ref(weight)
     del weight
     gc.collect()
@@ -170,8 +175,7 @@ def test_a_weight_is_freed_with_its_model(ranks):
 
 
 def test_a_weight_is_wanted_by_graphs_that_run(ranks):
-    weight = master_weights.MasterWeight("kernel", "kernel", tf.zeros(SHAPE), types.SimpleNamespace(
-        shards=ranks[0].service))
+    weight = _weight(types.SimpleNamespace(shards=ranks[0].service))
     keras.layers.Lambda(lambda x: x @ weight.read_value())(keras.Input((SHAPE[0],)))
     assert not weight.is_wanted
     tf.function(weight.read_value).get_concrete_function()
@@ -181,7 +185,8 @@ def test_a_weight_is_wanted_by_graphs_that_run(ranks):
 @pytest.mark.parametrize("options, is_master", [({}, True), ({"trainable": False}, False), ({"dtype": "int32"}, False),
                                                 ({"aggregation": "mean"}, False)])
 def test_masters_are_trained_in_float(ranks, monkeypatch, options, is_master):
-    job = types.SimpleNamespace(shards=ranks[0].service, new_variables=types.SimpleNamespace(add=lambda weight: None))
+    job = types.SimpleNamespace(shards=ranks[0].service, new_variables=types.SimpleNamespace(add=lambda weight: None),
+                                shard_update=True, waits_for_division=lambda path, shape: False)
     monkeypatch.setattr(sharded_slots, "_job", lambda: job)
     variable = keras.Variable("zeros", SHAPE, **{"dtype": "float32"} | options)
     value = sharded_slots.variable_for(variable, lambda: tf.zeros(SHAPE))

@@ -18,8 +18,8 @@ from tf_poseidon.job.job_variables.shard_service import ShardService
 from tf_poseidon.job.row_shares import RowShares
 from tf_poseidon.job.verify import Verifier
 
-# Fewer elements of a matrix, or of a vector, are not worth dividing.
-_LEAST_DIVIDED, _LEAST_VECTOR = 1 << 20, 1 << 10
+# Fewer elements of a matrix, or of a vector, are not worth dividing; so many have no memory before that is decided.
+_LEAST_DIVIDED, _LEAST_VECTOR, _LARGE = 1 << 20, 1 << 10, 1 << 24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,6 +79,11 @@ class Job:
         if not self.divides_weights or len(shape) not in (1, 2):
             return False
         return self._pins_columns or math.prod(shape) >= (_LEAST_DIVIDED if len(shape) == 2 else _LEAST_VECTOR)
+
+    def waits_for_division(self, path: str, shape: tuple[int, ...]) -> bool:
+        """Whether a weight has no memory before it is decided how much of it each rank holds."""
+        return self.may_divide(shape) and (math.prod(shape) >= _LARGE or planning.pinned(
+            path, self.graph_pass.session.planner.pins) == planning.COLUMNS)
 
     @property
     def strict(self) -> bool:

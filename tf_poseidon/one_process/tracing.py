@@ -141,6 +141,8 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
             variable.hold_shard(division)
         for variable in graphs.partition.held_whole:
             variable.hold_whole()
+        for master in masters:
+            master.begin_whole()
     verifier = _step_verifier(concrete, name, job, summands, graphs.partition.shards)
     if verifier is None:
         # The graph and its operations refer to each other where Python's collector cannot see it; it takes tens of MB.

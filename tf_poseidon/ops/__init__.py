@@ -81,6 +81,13 @@ def shard_size(elements: int, layout: str, owner: int = -1, divided: int = -1, c
             layout=layout, owner=owner, divided=divided, columns=columns, elements=elements)
 
 
+def column_range(columns: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (the first, the number) of the columns of some that this rank owns, scalars of int64."""
+    with tf.device("CPU:0"):
+        begin, count = library.load()[0].poseidon_column_range(columns=columns)
+        return begin, count
+
+
 def reduce_scatter(gradient: tf.Tensor, site: str, layout: str, owner: int = -1, contributes: tf.Tensor | bool = True,
                    shape: tf.TensorShape | None = None, wire_dtype: str | None = None,
                    dtype: tf.DType | None = None) -> tf.Tensor:

@@ -33,11 +33,13 @@ class Initial:
     Attributes:
         whole: Returns it.
         of_size: Returns so many of its elements, a vector, where all are the same; None if they differ.
+        parts: What draws parts of it (`initial_values.InitialValue`); None if nothing does.
     """
 
-    def __init__(self, whole: Callable[[], Any], of_size: Callable[[int], Any] | None) -> None:
+    def __init__(self, whole: Callable[[], Any], of_size: Callable[[int], Any] | None, parts: Any = None) -> None:
         self.whole = whole
         self.of_size = of_size
+        self.parts = parts
 
 
 class Holding:

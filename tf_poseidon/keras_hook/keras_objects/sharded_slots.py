@@ -22,6 +22,7 @@ from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.keras_hook.keras_objects.hook_tools import is_ours
+from tf_poseidon.one_process.sharding import initial_values
 from tf_poseidon.one_process.sharding.master_weights import MasterWeight
 from tf_poseidon.one_process.sharding.sharded_variables import ShardedVariable
 
@@ -30,6 +31,9 @@ _ACCUMULATOR = "gradient_accumulator"
 _MASTERS = ("float32", "float64")
 # Initializers that give all elements the same value.
 _CONSTANT = (keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.Constant)
+# Those that draw by TensorFlow alone.
+_RANDOM = (keras.initializers.RandomUniform, keras.initializers.RandomNormal, keras.initializers.TruncatedNormal,
+           keras.initializers.VarianceScaling)
 
 
 class _Reference(NamedTuple):
@@ -47,6 +51,7 @@ class _Reference(NamedTuple):
 
 
 _reference: contextvars.ContextVar[_Reference | None] = contextvars.ContextVar("reference", default=None)
+_initializer: contextvars.ContextVar[Any] = contextvars.ContextVar("initializer", default=None)
 
 
 def add_variable_from_reference(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer,
@@ -78,6 +83,12 @@ def _job() -> Job | None:
     return job if job is not None and (job.shard_update or job.divides_weights) else None
 
 
+def initialize_with_initializer(original: Callable[..., Any], variable: keras.Variable, initializer: Any) -> None:
+    """Creates a variable whose initializer may draw parts of it."""
+    with holding(_initializer, initializer):
+        original(variable, initializer)
+
+
 def variable_for(variable: keras.Variable, value: Any) -> Any:
     """Returns what a Keras variable is initialised with: a sharded variable if an optimizer adds or trains it."""
     reference = _reference.get()
@@ -102,10 +113,28 @@ def _weight_for(variable: keras.Variable, value: Any) -> Any:
         return value
     if not job.shard_update and not job.may_divide(tuple(variable.shape)):
         return value
-    weight = MasterWeight(variable.path, variable.name, tf.cast(value() if callable(value) else value, variable.dtype),
-                          job)
-    job.new_variables.add(weight)
+    shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
+    later = _drawn_later(tuple(shape), variable.dtype) if callable(value) and job.waits_for_division(
+        variable.path, tuple(shape)) else None
+    initial = later or Initial(value if callable(value) else lambda: value, None)
+    weight = MasterWeight(variable.path, variable.name, shape, dtype, initial, job, is_held=later is None)
+    if later is None:
+        job.new_variables.add(weight)
     return weight
+
+
+def _drawn_later(shape: tuple[int, ...], dtype: str) -> Initial | None:
+    """Returns what the initializer returns, of which parts can be drawn, whenever that happens; None otherwise."""
+    initializer = _initializer.get()
+
+    def whole() -> tf.Tensor:
+        return initializer(shape, dtype=dtype)
+
+    if isinstance(initializer, _CONSTANT):
+        return Initial(whole, lambda size: initializer((size,), dtype=dtype))
+    is_drawn_alike = isinstance(initializer, _RANDOM) and isinstance(initializer.seed, int)
+    parts = initial_values.traced(whole) if is_drawn_alike else None
+    return None if parts is None else Initial(whole, None, parts)
 
 
 def masters(optimizers: Iterable[keras.optimizers.Optimizer]) -> dict[int, str]:

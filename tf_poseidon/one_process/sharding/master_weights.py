@@ -37,10 +37,19 @@ class MasterWeight(ShardedVariable):
         copy: Its working copy, a `tf.Variable`; None if no function has ever used one.
     """
 
-    def __init__(self, path: str, name: str, value: tf.Tensor, job: Job) -> None:
-        super().__init__(path, path, value.shape, value.dtype, Initial(_never, None), job, name=name, trainable=True,
-                         distribute_strategy=tf.distribute.get_strategy())
-        self._holding.set(value, Extent.WHOLE)
+    def __init__(self, path: str, name: str, shape: tf.TensorShape, dtype: tf.DType, initial: Initial, job: Job,
+                 is_held: bool = True) -> None:
+        """Makes a variable; unless `is_held`, no rank has memory for it before it is decided how much each holds."""
+        # Its initial value, if it has that, may refer to what refers to it.
+        super().__init__(path, path, shape, dtype, Initial(_never, None) if is_held else initial, job, name=name,
+                         trainable=True, distribute_strategy=tf.distribute.get_strategy())
+        if is_held:
+            self._holding.set(tf.cast(initial.whole(), dtype), Extent.WHOLE)
+
+    def begin_whole(self) -> None:
+        """Makes every rank hold the whole, but not for good, if they hold nothing; all ranks call this together."""
+        if self._holding.extent is Extent.NOTHING:
+            self._holding.set(self._initial(), Extent.WHOLE)
 
     @property
     def copy(self) -> tf.Variable | None:
@@ -55,6 +64,7 @@ class MasterWeight(ShardedVariable):
     def hold_shard(self, division: Division) -> None:
         if not self.holds_shard:
             if self.copy is not None:
+                self.begin_whole()
                 self._holding.set_copy(self._holding.read())
             self._job.shards.note_change()  # functions may know it as whole
         super().hold_shard(division)
@@ -91,7 +101,7 @@ class MasterWeight(ShardedVariable):
 
 
 def _never() -> tf.Tensor:
-    raise AssertionError("a weight has a value as soon as it is made")
+    raise AssertionError("a weight that has a value needs none to begin with")
 
 
 def _scattering(name: str) -> Callable[..., Any]:

@@ -176,7 +176,12 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
             self._job.shards.initial(self._number))
 
     def _initial_shard(self) -> tf.Tensor:
-        of_size = self._holding.initial.of_size
+        of_size, parts = self._holding.initial.of_size, self._holding.initial.parts
+        if parts is not None and self.division.is_of_matrix:
+            parts.source = self._job.communicator.broadcast(f"{self.path}/source", parts.source)
+            shape, divided = tuple(self.shape), self.division.divided
+            begin, count = (int(number) for number in ops.column_range(shape[divided]))
+            return tf.cast(parts.columns(shape, divided, begin, count), self.dtype)
         if of_size is None:
             return ops.shard(self._initial(), *self.division)
         size = ops.shard_size(self._holding.num_elements, *self.division)
