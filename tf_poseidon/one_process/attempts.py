@@ -16,6 +16,7 @@ from tensorflow.core.framework import graph_pb2
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.partition import awaited_reads
 from tf_poseidon.graph_passes.partition import early_updates
 from tf_poseidon.graph_passes.partition import partitioner
 from tf_poseidon.graph_passes.partition.states import Division
@@ -127,7 +128,9 @@ class Attempts:
         graph = partitioner.partition(
             self._copies.used_in(masters), self._outputs, grappler.add_shapes, known, rows=self._options.rows,
             runs_whole=True, own=self._outputs if self._keeps_rows else ())
-        graph = dataclasses.replace(graph, graph_def=early_updates.delayed(graph.graph_def, graph.shards))
+        divided = [name for name, layout in graph.shards.items() if layout in known.divided]
+        graph = dataclasses.replace(graph, graph_def=awaited_reads.awaited(
+            early_updates.delayed(graph.graph_def, graph.shards), divided))
         return graph, early_updates.find(graph.graph_def, graph.shards)
 
     def _with_divided(self, known: partitioner.KnownVariables,
