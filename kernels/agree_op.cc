@@ -28,7 +28,7 @@ REGISTER_OP("PoseidonAgree")
     .Attr("strict: bool")
     .Attr("plan: string = ''")
     .Attr("refusal: string = ''")
-    .Attr("whole: string = ''")
+    .Attr("partition: string = ''")
     .Attr("steps: int >= 1 = 1")
     .Attr("function: int = -1")
     .SetIsStateful()
@@ -44,7 +44,7 @@ static_rows: Rows that this rank's tensors are known to have; -1 if that changes
 strict: Whether to fail when the graph was not rewritten.
 plan: One line for each site: the scheme that the plan chose. Empty in a graph that was not rewritten.
 refusal: Why the graph was not rewritten.
-whole: The ops that every rank computes for the rows of all ranks, as JSON, for the plan.
+partition: What the partitioner says of the step for its plan, as JSON.
 steps: How many steps the function makes; `sites` are those of the first one.
 function: Its number in this process, by which the graph pass finds whose plan it makes; -1 if nobody asks for it.
 )doc");

@@ -10,7 +10,6 @@ import array
 import collections
 from collections.abc import Collection
 from collections.abc import Iterator
-from collections.abc import Sequence
 import contextlib
 import ctypes
 import dataclasses
@@ -166,13 +165,13 @@ class GraphPass:
         """The plan of the training function that was last rewritten or refused; None before the first one."""
         return None if self._latest is None else self._latest.plan
 
-    def expect(self, number: int = -1, whole: Sequence[planning.WholeOp] = (),
+    def expect(self, number: int = -1, facts: planning.PartitionFacts | None = None,
                has_sites: bool = True) -> FunctionPlan:
         """Notes that a training function was traced, which TensorFlow should hand to the passes.
 
         Args:
             number: The number that its `ops.agree` has, -1 for none.
-            whole: Its `planning.WholeOp`s.
+            facts: Its `planning.PartitionFacts`; none by default.
             has_sites: Whether it synchronises anything; else TensorFlow does not hand it to the passes.
 
         Returns:
@@ -180,10 +179,11 @@ class GraphPass:
         """
         if number < 0 and has_sites and self._latest is not None:
             return self._latest
-        planner = self.session.planner
+        planner, facts = self.session.planner, facts or planning.PartitionFacts()
         plan = FunctionPlan(planner.refusal(
             self._refusal or "TensorFlow has not run the graph pass; enable Grappler (tf.config.optimizer)")
-            if has_sites else dataclasses.replace(planner.by_policy().plan(()), whole=tuple(whole)))
+            if has_sites else dataclasses.replace(
+                planner.by_policy().plan(()), whole=facts.whole, divided=facts.divided))
         if number >= 0:
             self._plans[number] = plan
         self._latest = plan
@@ -223,12 +223,14 @@ class GraphPass:
                          outcome.refusal)
             return graph_def if session.has_to_agree else None
         if outcome.plan is not None and trains and (outcome.graph_def is not None or not self._has_rewritten(number)):
-            self.note(number, dataclasses.replace(outcome.plan, whole=_whole_ops(agree)))
-            schemes = collections.Counter(d.scheme for d in outcome.plan.decisions)
+            facts = _facts(agree)
+            plan = dataclasses.replace(outcome.plan, whole=facts.whole, divided=facts.divided)
+            self.note(number, plan)
+            schemes = collections.Counter(d.scheme for d in plan.decisions)
             _log.log(self._log_level,
                      "The training graph was rewritten: %s. Its plan shows the reasons.",
                      ", ".join(f"{n} gradients by {scheme}" for scheme, n in sorted(schemes.items())))
-            if (unmatched := planning.unmatched_pins(session.planner.pins, outcome.plan)) not in self._said:
+            if (unmatched := planning.unmatched_pins(session.planner.pins, plan)) not in self._said:
                 self._said.add(unmatched)  # it may be for another model of the program
                 _log.warning("%s", unmatched)
         return outcome.graph_def
@@ -352,6 +354,6 @@ def _decided(graph_def: graph_pb2.GraphDef, markers: Collection[str]) -> graph_p
     return result
 
 
-def _whole_ops(agree: node_def_pb2.NodeDef | None) -> tuple[planning.WholeOp, ...]:
-    """Returns the `planning.WholeOp`s that `ops.agree` was given; none for a graph of another library."""
-    return planning.whole_op.loads(agree.attr["whole"].s.decode()) if agree is not None else ()
+def _facts(agree: node_def_pb2.NodeDef | None) -> planning.PartitionFacts:
+    """Returns the `planning.PartitionFacts` that `ops.agree` was given; none for a graph of another library."""
+    return planning.PartitionFacts.from_text("" if agree is None else agree.attr["partition"].s.decode())

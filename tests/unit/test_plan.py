@@ -135,10 +135,12 @@ def test_files_that_are_no_plans_are_refused(change, message, tmp_path):
         planning.Plan.load(path)
 
 
+DIVIDED = (planning.DividedWeight("net/head/kernel", "float32", (512, 40), 1),
+           planning.DividedWeight("net/head/bias", "float32", (40,), 0))
 FULL = dataclasses.replace(
     plan_for(SITES, "auto", 4, 2, operations=1e9, merge=True, exchanges=(
         planning.Exchange("rows/x", "gather", "float32", 4, (3, 4), 1e6, 2, is_waited_for=True),)),
-    whole=(planning.WholeOp("node", "Op", 4),))
+    whole=(planning.WholeOp("node", "Op", 4),), divided=DIVIDED)
 
 
 def without_digest(text):
@@ -160,6 +162,8 @@ def without_digest(text):
     (lambda text: text.replace("[512, 512]", "512"), r"its 'shape' is 512"),
     (lambda text: text.replace('"scheme": "gather"', '"scheme": "ps"'), r"its 'scheme' is 'ps'"),
     (lambda text: text.replace('"dtype": "float32"', '"dtype": "\\ud800"', 1), r"its 'dtype' is '\\+ud800'"),
+    (lambda text: text.replace('"dimension": 1', '"dimension": 2'), r"its 'dimension' is 2 of \(512, 40\)"),
+    (lambda text: text.replace('"shape": [40]', '"shape": []'), r"its 'dimension' is 0 of \(\)"),
     (lambda text: text.replace('"policy"', '"steps": 0, "policy"'), r"its 'steps' is 0"),
     (lambda text: text.replace('"policy"', f'"steps": {1 << 40}, "policy"'), r"its 'steps' is 1099511627776"),
     (lambda text: text.replace('"policy"', '"policy": "ps", "policy"'), r"'policy' occurs twice in an object"),
@@ -328,3 +332,63 @@ def test_names_may_have_more_leading_parts(given, names, followed):
     else:
         with pytest.raises(poseidon.PoseidonError, match="made for another training graph"):
             planner.plan(sites(*names))
+
+
+# ---- weights that ranks divide -------------------------------------------------------------------
+
+
+def test_weights_that_are_divided_are_variables_of_the_plan():
+    plan = plan_for(SITES, "ps", 4)
+    divided = dataclasses.replace(plan, divided=DIVIDED)
+    assert divided.digest != plan.digest == dataclasses.replace(divided, divided=()).digest
+    assert divided.digest != dataclasses.replace(divided, divided=(
+        dataclasses.replace(DIVIDED[0], dimension=0), DIVIDED[1])).digest
+    assert divided.total_bytes == plan.total_bytes
+    assert '"divided"' not in plan.to_text()
+    line, = (line for line in str(divided).splitlines() if line.startswith("net/head/kernel"))
+    assert line.split(maxsplit=5) == [
+        "net/head/kernel", "512x40", "columns", "0", "0",
+        DIVIDED[0].reason(plan.cluster)]
+    assert [(each["name"], each["scheme"], each["cost"]) for each in divided.predictions()["variables"][-2:]] == [
+        (weight.path, "columns", {"bytes": 0, "seconds": 0}) for weight in DIVIDED]
+    assert plan.diff(divided).splitlines()[0] == (
+        "'net/head/kernel': missing -> columns, float32[512, 40], divided along dimension 1")
+
+
+@pytest.mark.parametrize("shape, dimension, cluster, expected", [
+    ((512, 40), 0, planning.Cluster(4), "each of 4 ranks computes with up to 128 of 512 rows"),
+    ((30522,), 0, planning.Cluster(8), "each of 8 ranks computes with up to 3,824 of 30,522 elements"),
+    ((512, 10), 1, planning.Cluster(4), "each of 4 ranks computes with up to 10 of 10 columns"),
+    ((512, 40), 1, planning.Cluster(4, 2), "each of 2 ranks computes with up to 32 of 40 columns"),
+    ((512, 40), 1, planning.Cluster(4, dedicated_servers=1), "each of 4 ranks computes with up to 16 of 40 columns")])
+def test_a_plan_says_how_much_a_rank_has_of_a_weight(shape, dimension, cluster, expected):
+    assert planning.DividedWeight("w", "float32", shape, dimension).reason(cluster).startswith(f"{expected}, and")
+
+
+def test_the_partitioner_hands_over_what_the_plan_says():
+    for facts in planning.PartitionFacts(), planning.PartitionFacts(FULL.whole), planning.PartitionFacts((), DIVIDED):
+        assert planning.PartitionFacts.from_text(facts.to_text()) == facts
+
+
+PATHS = ("net/head/kernel", "net/head/bias", "net/body/kernel")
+
+
+@pytest.mark.parametrize("planner, paths, expected", [
+    (planning.Planner(planning.Cluster(4)), PATHS, ()),
+    (planning.Planner(planning.Cluster(4), pins=(("*/kernel", "ps"), ("*", "columns"))), PATHS, PATHS[1:2]),
+    (planning.Planner(planning.Cluster(4), given=FULL), PATHS, PATHS[:2]),
+    (planning.Planner(planning.Cluster(4), given=FULL), ("head/kernel", "head/bias"), ("head/kernel", "head/bias"))],
+    ids=["by policy", "pins", "a plan", "a plan for other names"])
+def test_planners_say_which_weights_are_divided(planner, paths, expected):
+    assert planner.divided_among(paths) == set(expected)
+    assert planner.divides_weights == bool(expected)
+
+
+def test_pins_to_columns_are_told_like_others():
+    plan = dataclasses.replace(plan_for(SITES, "ps", 4), divided=DIVIDED)
+    assert planning.unmatched_pins((("*/head/kernel", "columns"), ("kernel", "columns")), plan) == ""
+    assert planning.unmatched_pins((("*/heat/kernel", "columns"),), plan).startswith(
+        "The pin of '*/heat/kernel' matches no variable of this step; the nearest is 'net/head/kernel'.")
+    decision = plan_for(SITES, "ps", 4, pins=(("kernel", "columns"),)).decisions[0]
+    assert decision.scheme == "ps"
+    assert decision.reason == "the policy is 'ps'; pinned to 'columns', which is not possible in this step"

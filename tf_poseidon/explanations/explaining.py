@@ -138,15 +138,15 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         masters = sharded_slots.masters(optimizers)
         is_auto = shard_update == options_lib.AUTO
         options = PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True,
-                                                session=rewriting, layouts=layouts if shard_update else {},
-                                                masters=masters if shard_update else {},
+                                   session=rewriting, layouts=layouts, masters=masters,
                                                 loads=dict.fromkeys(range(min(servers or ranks, ranks)), 0),
+                                                shard_update=bool(shard_update),
                                                 memory_bytes=_MEMORY_BYTES if is_auto else None)
         partition = partitioning.partition(step, options, callbacks_lib.accumulators(model),
                                            candidates=metrics if model.compiled else None)
         graphs = rank_graphs.RankGraphs(partition)
         graph_pass = grappler.GraphPass(rewriting)
-        of_step = graph_pass.expect(partition.number, partition.whole, partition.has_sites)
+        of_step = graph_pass.expect(partition.number, partition.facts, partition.has_sites)
         steps = graphs.unrolled_steps(steps_per_execution) if steps_per_execution > 1 else 1
         with graph_pass.registered():
             _optimize(graphs.marked("") if steps == 1 else graphs.unrolled(steps))
@@ -157,10 +157,13 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         raise GraphError(f"The training step of '{model.name}' cannot be planned: {plan.refusal}")
     weights = [variable.value for variable in model.variables]
     slots = [variable.value for optimizer in optimizers for variable in optimizer.variables]
-    copies = sum(2 * variable.shape.num_elements() for variable in partition.shards if id(variable) in masters)
+    divided = {weight.path for weight in partition.divided}
+    paths = [(variable, masters[id(variable)]) for variable in partition.shards if id(variable) in masters]
+    copies = sum(2 * variable.shape.num_elements() for variable, path in paths if path not in divided)
+    others = _bytes([variable for variable, path in paths if path in divided]) * (workers - 1) // workers
     return dataclasses.replace(plan, memory=planning.Memory(
         _most(weights, partition, workers) + copies, _bytes(weights),
-        _bytes([variable.value for variable in model.trainable_variables]),
+        _bytes([variable.value for variable in model.trainable_variables]) - others,
         _most(slots, partition, workers), _bytes(slots), round((plan.total_bytes or 0) / 2)))
 
 

@@ -5,8 +5,10 @@ Tests: tests/unit/test_reports.py.
 
 from collections.abc import Iterable
 from collections.abc import Mapping
+import math
 import typing
 
+from tf_poseidon.planning.partition_facts import COLUMNS
 from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.step_time import BusySpan
 from tf_poseidon.reports import figures
@@ -74,8 +76,9 @@ def _verdict(plan: Plan, predictions: Mapping[str, typing.Any]) -> list[str | Fi
 
 
 def _in_order(plan: Plan, predictions: Mapping[str, typing.Any]) -> list[_Variable]:
-    """Returns the variables and other exchanges in the order in which they are ready."""
+    """Returns the variables and other exchanges in the order in which they are ready; divided weights come last."""
     places = {tensor.name: (tensor.operations, tensor.depth or 0) for tensor in plan.sites}
+    places |= {weight.path: (math.inf, 0) for weight in plan.divided}
     places |= {tensor.site: (tensor.operations, tensor.depth or 0) for tensor in plan.exchanges}
     others = [{**fields, "rides_on": None, "runner_up": None, "runner_up_cost": None, "reason": exchange.reason}
               for fields, exchange in zip(predictions["exchanges"], plan.exchanges, strict=True)]
@@ -109,7 +112,7 @@ def _step(spans: Iterable[BusySpan], rows: Iterable[_Variable], steps: int) -> l
 
 def _times(rows: Iterable[_Variable]) -> list[str | Figure]:
     """Returns the figure of the time of each exchange, by its scheme and by the runner-up."""
-    costly = [row for row in rows if row["cost"] is not None and not row["rides_on"]]
+    costly = [row for row in rows if row["cost"] is not None and not row["rides_on"] and row["scheme"] != COLUMNS]
     if not any(row["cost"]["seconds"] for row in costly):
         return []
     longest = sorted(costly, key=lambda row: -max(_seconds(row, "cost"), _seconds(row, "runner_up_cost")))

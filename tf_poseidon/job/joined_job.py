@@ -9,7 +9,6 @@ import dataclasses
 import math
 
 from tf_poseidon import grappler
-from tf_poseidon import planning
 from tf_poseidon.job import failures
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.job_variables import held_variables
@@ -65,25 +64,21 @@ class Job:
 
     @property
     def divides_weights(self) -> bool:
-        """Whether ranks may hold columns of weights: some are pinned to that, or plans may say so."""
-        planner = self.graph_pass.session.planner
-        return self._pins_columns or not self.graph_pass.session.has_to_agree and (
-            planner.policy == "auto" and planner.given is None)
-
-    @property
-    def _pins_columns(self) -> bool:
-        return any(scheme == planning.COLUMNS for _, scheme in self.graph_pass.session.planner.pins)
+        """Whether ranks may hold columns of weights: some are to, or plans may say so."""
+        session = self.graph_pass.session
+        return session.planner.divides_weights or session.planner.may_divide and not session.has_to_agree
 
     def may_divide(self, shape: tuple[int, ...]) -> bool:
         """Whether ranks may hold columns of a weight of some shape, or what belongs to columns, as biases do."""
         if not self.divides_weights or len(shape) not in (1, 2):
             return False
-        return self._pins_columns or math.prod(shape) >= (_LEAST_DIVIDED if len(shape) == 2 else _LEAST_VECTOR)
+        least = _LEAST_DIVIDED if len(shape) == 2 else _LEAST_VECTOR
+        return self.graph_pass.session.planner.divides_weights or math.prod(shape) >= least
 
     def waits_for_division(self, path: str, shape: tuple[int, ...]) -> bool:
         """Whether a weight has no memory before it is decided how much of it each rank holds."""
-        return self.may_divide(shape) and (math.prod(shape) >= _LARGE or planning.pinned(
-            path, self.graph_pass.session.planner.pins) == planning.COLUMNS)
+        return self.may_divide(shape) and (
+            math.prod(shape) >= _LARGE or bool(self.graph_pass.session.planner.divided_among([path])))
 
     @property
     def strict(self) -> bool:

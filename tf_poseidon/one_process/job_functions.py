@@ -55,7 +55,7 @@ class JobFunction:
         self._whole = whole
         self._masters = tuple(masters)
         self._results = None if partition is None else partition.results
-        self._plan = job.graph_pass.expect(partition.number, partition.whole, partition.has_sites) if (
+        self._plan = job.graph_pass.expect(partition.number, partition.facts, partition.has_sites) if (
             partition is not None and partition.options.trains) else None
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:

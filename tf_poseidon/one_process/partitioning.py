@@ -134,7 +134,8 @@ class Partition:
         held_whole: The variables that may hold shards, of which each rank must hold the whole.
         has_sites: Whether it synchronises anything.
         weights: The variables whose gradients it sums, by path; of masters that hold shards, their copies.
-        refusals: Sentences about pins of "columns" that are not possible.
+        divided: The `planning.DividedWeight`s.
+        refusals: Sentences about weights that were to be divided, and cannot be.
     """
 
     number: int
@@ -151,12 +152,14 @@ class Partition:
     held_whole: tuple[tf.Variable, ...]
     has_sites: bool
     weights: Mapping[str, tf.Variable]
+    divided: tuple[planning.DividedWeight, ...] = ()
     refusals: tuple[str, ...] = ()
 
     @property
-    def whole(self) -> tuple[planning.WholeOp, ...]:
-        """The ops that every rank runs on whole batches."""
-        return tuple(planning.WholeOp(op.node, op.op, op.bytes.per_row) for op in self.report.whole)
+    def facts(self) -> planning.PartitionFacts:
+        """What its plan says of it."""
+        return planning.PartitionFacts(tuple(
+            planning.WholeOp(op.node, op.op, op.bytes.per_row) for op in self.report.whole), self.divided)
 
     def graph_def(self) -> graph_pb2.GraphDef:
         """Returns its GraphDef."""
@@ -203,7 +206,8 @@ def partition(traced: tf.types.experimental.ConcreteFunction, options: Partition
         graph_def.SerializeToString(), partitioned.fetches, row_outputs=partitioned.own, results=results, report=report,
         agreement_text=agreement_text, shards=shards, divisions=tuple(division for _, division in parts.divisions),
         held_whole=parts.held_whole, has_sites=bool(markers),
-        weights={path: variables[path] for path in paths if path in variables}, refusals=parts.refusals)
+        weights={path: variables[path] for path in paths if path in variables},
+        divided=parts.divided, refusals=parts.refusals)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +219,7 @@ class _Parts:
         results: Its `LateResults`; None if they are part of the graph.
         divisions: (variable, its `Division`) of each that holds shards.
         copies: (resource, name of its placeholder) of each working copy that the graph uses.
-        held_whole, refusals: Same as in `Partition`.
+        held_whole, divided, refusals: Same as in `Partition`.
     """
 
     graph: partitioner.PartitionedGraph
@@ -223,6 +227,7 @@ class _Parts:
     divisions: Sequence[tuple[tf.Variable, Division]]
     copies: Sequence[tuple[tf.Tensor, str]]
     held_whole: tuple[tf.Variable, ...]
+    divided: tuple[planning.DividedWeight, ...]
     refusals: tuple[str, ...]
 
 
@@ -266,13 +271,13 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
 
     attempts = Attempts(graph_def, outputs, copies, may_be_shards, keeps_rows, options)
     weights = divided_weights.candidates(graph_def, variables, planned_masters)
-    pinned = {name: division for name, division in weights.items()
-              if division.columns > 1 and _pinned(paths[name], options) == planning.COLUMNS}
-    attempt = attempts.divided(attempts.settled(whole_weights), pinned, weights)
-    refusals = tuple(_refusal(division.layout, attempt.graph) for name, division in pinned.items()
+    wanted = _wanted(weights, options)
+    attempt = attempts.divided(attempts.settled(whole_weights), wanted, weights)
+    refusals = tuple(_refusal(division.layout, attempt.graph) for name, division in wanted.items()
                      if name not in attempt.graph.shards)
-    if _may_choose(options):
-        others = {name: division for name, division in weights.items() if _pinned(paths[name], options) is None}
+    if options.session is not None and options.session.planner.may_divide:
+        others = {name: division for name, division in weights.items()
+                  if planning.pinned(paths[name], options.session.planner.pins) is None}
         attempt = attempts.divided_if_shorter(attempt, others, weights)
     if (attempt.graph.shards.keys() - attempt.known.shards.keys() and options.memory_bytes is not None
             and _bytes(variables.values()) <= options.memory_bytes // 2):
@@ -282,23 +287,24 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
                if {**known.shards, **known.shard_candidates}[name] not in known.divided]
     divisions = [(variable, partitioned.divisions[layout])
                  for name, variable in variables.items() if (layout := partitioned.shards.get(name)) is not None]
+    divided = tuple(
+        planning.DividedWeight(path, variable.dtype.name, tuple(variable.shape), partitioned.divisions[path].divided)
+        for name, variable in variables.items()
+        if (path := partitioned.shards.get(name)) in known.divided and path == paths[name])
     held_whole = tuple(variable for name, variable in sharded.items() if name not in partitioned.shards
                        and (name in copies.updated or not _is_master(variable)))
     results = None if cut is None else late_results.LateResults(traced, cut, [
         variable for name, variable in variables.items() if name in partitioned.summands
         and not any(variable is held_variable for held_variable in held)], variables)
-    return _Parts(partitioned, results, divisions, copies.captures(masters), held_whole, refusals)
+    return _Parts(partitioned, results, divisions, copies.captures(masters), held_whole, divided, refusals)
 
 
-def _pinned(path: str, options: PartitionOptions) -> str | None:
-    """Returns the scheme to which the gradient of a variable is pinned."""
-    return None if options.session is None else planning.pinned(path, options.session.planner.pins)
-
-
-def _may_choose(options: PartitionOptions) -> bool:
-    """Whether plans are to say which weights are divided."""
-    return options.session is not None and options.session.planner.policy == "auto" and (
-        options.session.planner.given is None)
+def _wanted(weights: Mapping[str, Division], options: PartitionOptions) -> dict[str, Division]:
+    """Returns those of some weights that the planner wants to be divided; vectors follow them."""
+    if options.session is None:
+        return {}
+    paths = options.session.planner.divided_among([division.layout for division in weights.values()])
+    return {name: division for name, division in weights.items() if division.columns > 1 and division.layout in paths}
 
 
 def _refusal(path: str, partitioned: partitioner.PartitionedGraph) -> str:
@@ -306,7 +312,7 @@ def _refusal(path: str, partitioned: partitioner.PartitionedGraph) -> str:
     reader = partitioned.needed_whole.get(path)
     why = "the step returns all of it" if reader == "" else f"'{reader}' needs all of it in each step" if reader else (
         "it may be updated before all ranks have begun the step")
-    return f"'{path}' is pinned to '{planning.COLUMNS}', but {why}: every rank holds the whole."
+    return f"'{path}' is to be divided by '{planning.COLUMNS}', but {why}: every rank holds the whole."
 
 
 def _is_master(variable: tf.Variable) -> bool:

@@ -17,7 +17,6 @@ from tensorflow.core.framework import function_pb2
 from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon import ops
-from tf_poseidon import planning
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.find import poseidon_markers
 from tf_poseidon.graph_passes.graph import functions
@@ -114,7 +113,7 @@ class RankGraphs:
         report = partition.report
         texts = [f"{exchange.agreement_text()}{mark}" for exchange in report.exchanges]
         ops.agree(texts, rows=options.rows_of_rank, static_rows=None, strict=options.strict,
-                  whole=planning.whole_op.dumps(partition.whole), steps=steps, global_rows=options.rows,
+                  partition=partition.facts.to_text(), steps=steps, global_rows=options.rows,
                   function=partition.number)
         checks = graph.get_operations()[-1:]
         if options.verifier:

@@ -278,7 +278,7 @@ def broadcast(value: tf.Tensor, name: str, root: int = 0) -> tf.Tensor:
         return library.load()[0].poseidon_broadcast(value=value, site=name, root=root)
 
 
-def agree(sites: Iterable[str], rows: int | None, static_rows: int | None, strict: bool, whole: str = "",
+def agree(sites: Iterable[str], rows: int | None, static_rows: int | None, strict: bool, partition: str = "",
           steps: int = 1, global_rows: int | None = None, function: int = -1) -> None:
     """Compares with rank 0, once, what the function under construction synchronises.
 
@@ -289,7 +289,7 @@ def agree(sites: Iterable[str], rows: int | None, static_rows: int | None, stric
         rows: Rows of a full global batch that one rank computes, rounded up, or None.
         static_rows: Rows that this rank's tensors are known to have, or None.
         strict: Whether to fail if the graph was not rewritten.
-        whole: The ops that every rank computes for the rows of all, as text for the plan.
+        partition: What the partitioner says of the step, as text for the plan.
         steps: How many steps the function makes; `sites` are those of the first one.
         global_rows: Rows of a full global batch, or None.
         function: The number by which the graph pass knows the function, -1 if nobody asks for its plan.
@@ -297,7 +297,7 @@ def agree(sites: Iterable[str], rows: int | None, static_rows: int | None, stric
     with tf.device("CPU:0"):
         library.load()[0].poseidon_agree(
             sites="\n".join(sites), rows=-1 if rows is None else rows,
-            static_rows=-1 if static_rows is None else static_rows, strict=strict, whole=whole,
+            static_rows=-1 if static_rows is None else static_rows, strict=strict, partition=partition,
             steps=steps, global_rows=-1 if global_rows is None else global_rows, function=function)
 
 

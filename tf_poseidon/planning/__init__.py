@@ -6,9 +6,7 @@ depends only on its arguments.
 """
 
 from tf_poseidon.planning.choice.planner import Planner
-from tf_poseidon.planning.choice.policies import COLUMNS
 from tf_poseidon.planning.choice.policies import make_plan
-from tf_poseidon.planning.choice.policies import pinned
 from tf_poseidon.planning.choice.policies import POLICIES
 from tf_poseidon.planning.choice.policies import unmatched_pins
 from tf_poseidon.planning.cluster import Cluster
@@ -26,6 +24,10 @@ from tf_poseidon.planning.cost import SUM
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.memory import Memory
+from tf_poseidon.planning.partition_facts import COLUMNS
+from tf_poseidon.planning.partition_facts import DividedWeight
+from tf_poseidon.planning.partition_facts import PartitionFacts
+from tf_poseidon.planning.partition_facts import WholeOp
 from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.schemes import HFB
 from tf_poseidon.planning.schemes import PS
@@ -36,9 +38,8 @@ from tf_poseidon.planning.schemes.factor_broadcasting import least_saving
 from tf_poseidon.planning.site import Factors
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
-from tf_poseidon.planning.whole_op import WholeOp
 
-__all__ = ["BROADCAST", "COLUMNS", "Cluster", "Cost", "DIVIDE", "Decision", "Exchange", "Factors", "GATHER", "HFB",
-           "Memory", "POLICIES", "PS", "Plan", "Planner", "RETURN", "SCATTER", "SCHEMES", "SFB", "SHARDS", "SPARSE",
-           "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe", "least_saving", "linked_dense_bytes",
-           "make_plan", "pinned", "unmatched_pins"]
+__all__ = ["BROADCAST", "COLUMNS", "Cluster", "Cost", "DIVIDE", "Decision", "DividedWeight", "Exchange", "Factors",
+           "GATHER", "HFB", "Memory", "POLICIES", "PS", "PartitionFacts", "Plan", "Planner", "RETURN", "SCATTER",
+           "SCHEMES", "SFB", "SHARDS", "SPARSE", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe",
+           "least_saving", "linked_dense_bytes", "make_plan", "pinned", "unmatched_pins"]

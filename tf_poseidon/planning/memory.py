@@ -13,7 +13,7 @@ class Memory:
     Attributes:
         weights: The variables of the model; of those that are divided, a rank's shards and working copies.
         whole_weights: The same if none were divided.
-        gradients: The gradients of one step, whole.
+        gradients: The gradients of one step, whole; of weights that ranks divide, a rank's columns.
         slots: The optimizer's variables for each trained one; a rank's shards of those that are divided, and what
             the rank owns that owns most.
         whole_slots: The same if none were divided.

@@ -6,6 +6,7 @@ Tests: tests/unit/test_plan.py, tests/unit/test_planning.py.
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from collections.abc import Set
 import dataclasses
 import hashlib
 import os
@@ -28,10 +29,12 @@ from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.exchange import KINDS
 from tf_poseidon.planning.memory import Memory
+from tf_poseidon.planning.partition_facts import COLUMNS
+from tf_poseidon.planning.partition_facts import DividedWeight
+from tf_poseidon.planning.partition_facts import WholeOp
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.site import Site
-from tf_poseidon.planning.whole_op import WholeOp
 from tf_poseidon.reports import page
 
 _MOST_DIMENSIONS = 254  # as in TensorFlow
@@ -53,6 +56,7 @@ class Plan:
         refusal: Why the graph is not rewritten; all sites then travel dense. Empty if it is rewritten.
         exchanges: What ranks exchange besides gradients, `Exchange`s.
         whole: The `WholeOp`s of the step: the ops that every rank computes for the rows of all ranks.
+        divided: The `DividedWeight`s, of which no rank has a gradient to synchronise.
         row_shares: By rank, how many rows of a global batch it has in proportion to others; () if all have as many.
         steps: How many steps of an execution overlap, by the graph that it was made for.
         overlap: Whether the steps of an execution overlap, and what holds them back, a sentence; "" if an execution has
@@ -68,6 +72,7 @@ class Plan:
     refusal: str = ""
     exchanges: tuple[Exchange, ...] = ()
     whole: tuple[WholeOp, ...] = ()
+    divided: tuple[DividedWeight, ...] = ()
     row_shares: tuple[int, ...] = ()
     steps: int = dataclasses.field(default=1, compare=False)
     overlap: str = dataclasses.field(default="", compare=False)
@@ -141,7 +146,8 @@ class Plan:
     @property
     def digest(self) -> str:
         """A short text that is the same for two plans if they do the same to the same graph."""
-        lines = sorted(f"'{name}' {text}" for name, text in self._fingerprints(self.sites).items())
+        lines = sorted(f"'{name}' {text}" for name, text in [
+            *self._fingerprints(self.sites).items(), *((weight.path, weight.fingerprint()) for weight in self.divided)])
         if self.row_shares:
             lines.append(f"rows {self.row_shares}")
         return hashlib.sha256("\n".join([self.agreement_text(), *lines]).encode()).hexdigest()[:16]
@@ -152,15 +158,17 @@ class Plan:
         Keras names the variables of a Sequential 'sequential/dense/kernel', and 'dense/kernel' once it was loaded from
         a file. The plan is unchanged unless each other name has exactly one counterpart.
         """
-        planned, given_names = {site.name for site in self.sites}, {site.name for site in sites}
-        names = {}
-        for name in planned - given_names:
-            counterparts = [other for other in given_names - planned
-                            if other.endswith(f"/{name}") or name.endswith(f"/{other}")]
-            if len(counterparts) != 1:
-                return self
-            names[name] = counterparts[0]
-        return self if len(set(names.values())) < len(names) else self.renamed(names)
+        return self.renamed(_counterparts({site.name for site in self.sites}, {site.name for site in sites}))
+
+    def divided_among(self, paths: Iterable[str]) -> frozenset[str]:
+        """Returns the paths of the weights that it divides, with the names that a graph has, as in `fitted`.
+
+        Args:
+            paths: The paths of the graph's variables.
+        """
+        planned = {weight.path for weight in self.divided}
+        names = _counterparts(planned, set(paths))
+        return frozenset(names.get(path, path) for path in planned)
 
     def renamed(self, names: Mapping[str, str]) -> "Plan":
         """Returns this plan with new names of sites and groups in place of old ones."""
@@ -224,18 +232,24 @@ class Plan:
         return fingerprints
 
     def diff(self, other: "Plan") -> str:
-        """Returns what another plan does differently: a line per site, empty if nothing."""
+        """Returns what another plan does differently: a line per variable, empty if nothing."""
         lines = []
         if (a := str(self.cluster)) != (b := str(other.cluster)):
             lines.append(f"cluster: {a} -> {b}")
         if self.row_shares != other.row_shares:
             lines.append(f"rows: {self.row_shares or 'equal'} -> {other.row_shares or 'equal'}")
-        own, theirs = ({d.site: d for d in plan.decisions} for plan in (self, other))
+        own, theirs = (plan._summaries() for plan in (self, other))
         for name in dict.fromkeys([*own, *theirs]):
-            a, b = (_summary(plan.get(name)) for plan in (own, theirs))
+            a, b = (summaries.get(name, "missing") for summaries in (own, theirs))
             if a != b:
                 lines.append(f"'{name}': {a} -> {b}")
         return "\n".join(lines)
+
+    def _summaries(self) -> dict[str, str]:
+        """Returns {name of a site, or path of a weight that is divided: what is done with it}."""
+        return ({d.site: f"{d.scheme}{d.carried or ''}, {_bytes(d.num_bytes)} bytes, {_ms(d.cost)} ms"
+                 for d in self.decisions}
+                | {weight.path: f"{COLUMNS}, {weight.fingerprint()}" for weight in self.divided})
 
     def predictions(self) -> dict[str, Any]:
         """Returns the contents of the table as values for JSON."""
@@ -252,7 +266,10 @@ class Plan:
                 {"name": site.name, "shape": site.shape, "dtype": site.dtype, "scheme": d.scheme,
                  "rides_on": d.leader, "cost": cost(d.cost), "runner_up": d.runner_up,
                  "runner_up_cost": cost(d.runner_up_cost), "reason": _reason(site, d)}
-                for site, d in zip(self.sites, self.decisions, strict=True)],
+                for site, d in zip(self.sites, self.decisions, strict=True)] + [
+                {"name": weight.path, "shape": weight.shape, "dtype": weight.dtype, "scheme": COLUMNS,
+                 "rides_on": None, "cost": cost(Cost(0)), "runner_up": None, "runner_up_cost": None,
+                 "reason": weight.reason(self.cluster)} for weight in self.divided],
             "exchanges": [
                 {"name": exchange.site, "shape": exchange.shape, "dtype": exchange.dtype, "scheme": exchange.kind,
                  "cost": cost(exchange.cost(self.cluster))} for exchange in self.exchanges],
@@ -309,7 +326,8 @@ class Plan:
         head = {"digest": self.digest, "policy": self.policy, "cluster": self.cluster.fields(),
                 "operations": self.operations, **({"steps": self.steps} if self.steps > 1 else {}),
                 **({"row_shares": self.row_shares} if self.row_shares else {})}
-        return plan_file.to_text(head, self.sites, self.decisions, self.exchanges, self.whole)
+        return plan_file.to_text(head, self.sites, self.decisions, {
+            "divided": self.divided, "exchanges": self.exchanges, "whole": self.whole})
 
     @classmethod
     def from_text(cls, text: str) -> "Plan":
@@ -337,8 +355,8 @@ class Plan:
 
         Raises:
             PoseidonError: For the first decision that is not possible.
-            ValueError: If sites have the same name, a tensor is larger than any, an exchange is of no kind, or there
-                are more steps than in any graph.
+            ValueError: If sites have the same name, a tensor is larger than any, an exchange is of no kind, a weight
+                cannot be divided, or there are more steps than in any graph.
         """
         decisions, sites = {d.site: d for d in self.decisions}, {site.name: site for site in self.sites}
         if len(decisions) < len(self.sites):
@@ -351,6 +369,9 @@ class Plan:
             raise ValueError(f"its 'steps' is {shown(self.steps)}")
         if 0 in self.row_shares or len(self.row_shares) not in (0, self.cluster.workers):
             raise ValueError(f"its 'row_shares' is {shown(self.row_shares)}")
+        for weight in self.divided:
+            if not weight.dimension < len(weight.shape) <= 2:
+                raise ValueError(f"its 'dimension' is {shown(weight.dimension)} of {shown(weight.shape)}")
         for exchange in self.exchanges:
             if exchange.kind not in KINDS:
                 raise ValueError(f"its 'scheme' is {shown(exchange.kind)}")
@@ -377,6 +398,8 @@ class Plan:
             runner_up = f"{d.runner_up} {_ms(d.runner_up_cost)}" if d.runner_up else ""
             rows.append((d.site, _shape(site.shape), d.scheme, _bytes(d.num_bytes), _ms(d.cost), runner_up,
                          _reason(site, d)))
+        for weight in self.divided:
+            rows.append((weight.path, _shape(weight.shape), COLUMNS, "0", "0", "", weight.reason(self.cluster)))
         for exchange in self.exchanges:
             exchange_cost = exchange.cost(self.cluster)
             rows.append((exchange.site, _shape(exchange.shape), exchange.kind,
@@ -429,6 +452,18 @@ def _write(what: str, path: str | os.PathLike[str], text: str) -> None:
                         "a directory that exists, with room for it.") from error
 
 
+def _counterparts(planned: Set[str], names: Set[str]) -> dict[str, str]:
+    """Returns the names that a graph has for those of a plan that it lacks; none unless each has one of its own."""
+    found = {}
+    for name in planned - names:
+        counterparts = [other for other in names - planned
+                        if other.endswith(f"/{name}") or name.endswith(f"/{other}")]
+        if len(counterparts) != 1:
+            return {}
+        found[name] = counterparts[0]
+    return found if len(set(found.values())) == len(found) else {}
+
+
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
     """Returns a value whose fields, and theirs, have new names in place of old ones."""
     if isinstance(value, str):
@@ -449,12 +484,6 @@ def _reason(site: Site, decision: Decision) -> str:
 
 def _shape(shape: Sequence[int] | None) -> str:
     return "?" if shape is None else "x".join(map(str, shape))
-
-
-def _summary(decision: Decision | None) -> str:
-    if decision is None:
-        return "missing"
-    return f"{decision.scheme}{decision.carried or ''}, {_bytes(decision.num_bytes)} bytes, {_ms(decision.cost)} ms"
 
 
 def _bytes(number: float | None) -> str:

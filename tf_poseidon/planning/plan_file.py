@@ -17,8 +17,9 @@ from tf_poseidon.errors import shown
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
+from tf_poseidon.planning.partition_facts import DividedWeight
+from tf_poseidon.planning.partition_facts import WholeOp
 from tf_poseidon.planning.site import Site
-from tf_poseidon.planning.whole_op import WholeOp
 
 VERSION = 1
 
@@ -29,21 +30,21 @@ _BELOW = {int: 2**63, float: 1e30}
 _KEYS = {(Exchange, "kind"): "scheme"}
 
 # The lists of a plan besides its sites; each value is a line.
-_LISTS = ("exchanges", "whole")
+_LISTS = {"divided": DividedWeight, "exchanges": Exchange, "whole": WholeOp}
 
 
 def to_text(head: Mapping[str, Any], sites: Sequence[Site], decisions: Sequence[Decision],
-            exchanges: Sequence[Exchange], whole: Sequence[WholeOp]) -> str:
-    """Returns a plan as text; `head` has its fields that occur once."""
+            others: Mapping[str, Sequence[DividedWeight | Exchange | WholeOp]]) -> str:
+    """Returns a plan as text; `head` has its fields that occur once, `others` its other lists."""
     head = {"tf_poseidon_plan": VERSION, **head}
     lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     entries = [json.dumps({"site": _filled(site), "decision": _filled(decision)})
                for site, decision in zip(sites, decisions, strict=True)]
-    others = []
-    for key, values in zip(_LISTS, (exchanges, whole)):
+    lists = []
+    for key, values in others.items():
         if values:
-            others += [" ],", f' "{key}": [', ",\n".join(f"  {json.dumps(_filled(value))}" for value in values)]
-    return "\n".join(["{", *lines, ' "sites": [', ",\n".join(f"  {s}" for s in entries), *others, " ]", "}", ""])
+            lists += [" ],", f' "{key}": [', ",\n".join(f"  {json.dumps(_filled(value))}" for value in values)]
+    return "\n".join(["{", *lines, ' "sites": [', ",\n".join(f"  {s}" for s in entries), *lists, " ]", "}", ""])
 
 
 def from_text(text: str) -> dict[str, Any]:
@@ -69,8 +70,7 @@ def from_text(text: str) -> dict[str, Any]:
             "sites": tuple(_made(Site, entry["site"]) for entry in entries),
             "decisions": tuple(_decision(_value(dict, entry["decision"], "decision")) for entry in entries),
             "operations": _value(float | None, fields["operations"], "operations"),
-            "exchanges": tuple(_made(Exchange, exchange) for exchange in lists["exchanges"]),
-            "whole": tuple(_made(WholeOp, op) for op in lists["whole"]),
+            **{name: tuple(_made(kind, value) for value in lists[name]) for name, kind in _LISTS.items()},
             "row_shares": _value(tuple[int, ...], fields.get("row_shares", []), "row_shares"),
             "steps": _value(int, fields.get("steps", 1), "steps"),
             "digest": _value(str | None, fields.get("digest"), "digest")}

@@ -7,7 +7,6 @@ the weight is never whole in a step; outside of steps, any rank can read it (`sh
 Tests: tests/training/test_divided_weights.py.
 """
 
-from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 
@@ -26,7 +25,7 @@ _ON = ("Identity", "Cast")
 
 
 def candidates(graph_def: graph_pb2.GraphDef, variables: Mapping[str, tf.Variable],
-               planned: Collection[str] = ()) -> dict[str, Division]:
+               planned: Mapping[str, str]) -> dict[str, Division]:
     """Returns how weights would be divided that a function updates, by name of their resource.
 
     Vectors among them, such as biases, are divided only with the columns that they meet.
@@ -34,7 +33,7 @@ def candidates(graph_def: graph_pb2.GraphDef, variables: Mapping[str, tf.Variabl
     Args:
         graph_def: The flat GraphDef of the function.
         variables: Its variables, by name of their resource.
-        planned: The names of others that a function updates which never runs.
+        planned: The paths of others that a function updates which never runs, by the same names.
     """
     possible = {name: variable for name, variable in variables.items() if name in planned or (
         isinstance(variable, master_weights.MasterWeight) and variable.may_hold_shard)}
@@ -43,7 +42,7 @@ def candidates(graph_def: graph_pb2.GraphDef, variables: Mapping[str, tf.Variabl
         shape = possible[name].shape.as_list()
         if len(shape) in (1, 2):
             divided = _dimension(graph, name, shape) if len(shape) == 2 else 0
-            found[name] = Division(_path(possible[name]), divided=divided, columns=(*shape, 1)[1])
+            found[name] = Division(planned.get(name) or possible[name].path, divided=divided, columns=(*shape, 1)[1])
     return found
 
 
@@ -51,10 +50,6 @@ def layouts(variables: Iterable[ShardedVariable]) -> set[str]:
     """Returns the layouts of those of some variables that are weights of which each rank holds columns."""
     return {variable.division.layout for variable in master_weights.among(variables)
             if variable.holds_shard and variable.copy is None}
-
-
-def _path(variable: tf.Variable) -> str:
-    return variable.path if isinstance(variable, ShardedVariable) else variable.name.partition(":")[0]
 
 
 def _dimension(graph: graph_lib.Graph, name: str, shape: list[int]) -> int:

@@ -3,13 +3,16 @@
 Tests: tests/unit/test_plan.py.
 """
 
+from collections.abc import Collection
 from collections.abc import Sequence
 import dataclasses
 
 from tf_poseidon.planning.choice import merging
 from tf_poseidon.planning.choice.policies import make_plan
+from tf_poseidon.planning.choice.policies import pinned
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.exchange import Exchange
+from tf_poseidon.planning.partition_facts import COLUMNS
 from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.site import Site
 
@@ -54,6 +57,22 @@ class Planner:
         return dataclasses.replace(
             given, steps=steps,
             exchanges=tuple(dataclasses.replace(exchange, group=groups.get(exchange.site)) for exchange in exchanges))
+
+    @property
+    def divides_weights(self) -> bool:
+        """Whether it may divide weights, see `DividedWeight`."""
+        return bool(self.given and self.given.divided) or any(scheme == COLUMNS for _, scheme in self.pins)
+
+    @property
+    def may_divide(self) -> bool:
+        """Whether plans are to say which other weights are divided: those by which a step is shorter."""
+        return self.policy == "auto" and self.given is None
+
+    def divided_among(self, paths: Collection[str]) -> frozenset[str]:
+        """Returns those of some paths of weights that are to be divided: by the given plan, or by pins."""
+        if self.given is not None:
+            return self.given.divided_among(paths)
+        return frozenset(path for path in paths if pinned(path, self.pins) == COLUMNS)
 
     def by_policy(self) -> "Planner":
         """Returns a planner that follows no given plan, for graphs that the plan was not made for."""

@@ -23,6 +23,7 @@ from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
+from tf_poseidon.planning.partition_facts import COLUMNS
 from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.schemes import HFB
 from tf_poseidon.planning.schemes import PS
@@ -97,9 +98,6 @@ def _auto(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g}"
 
-
-# The scheme of a weight of which each rank has some columns, and no rank a gradient: the partitioner divides it.
-COLUMNS = "columns"
 
 # Tests hold for all of them: sites without factors or slices go over the parameter server, and no policy is faster than
 # "auto" by auto's own estimate. Only "auto" plans with measured speeds.
@@ -217,8 +215,9 @@ class _Chooser:
 
     def _decision(self, site: Site, changed: str | None) -> Decision:
         costs, pin = self.costs(site), pinned(site.name, self.pins)
-        if pin == COLUMNS:
-            pin = None  # that of a weight of which all ranks have a gradient, which the partitioner has refused
+        is_not_divided = pin == COLUMNS  # the graph has a gradient of it, of which the partitioner says why
+        if is_not_divided:
+            pin = None
         if pin is not None and pin in (costs or (PS,)):
             scheme, reason = pin, f"pinned to '{pin}'"
         elif pin is not None:
@@ -232,6 +231,8 @@ class _Chooser:
             if changed is not None:
                 scheme = changed
                 reason += f"; by '{scheme}' the whole step is shorter"
+        if is_not_divided:
+            reason = "; ".join(filter(None, (reason, f"pinned to '{COLUMNS}', which is not possible in this step")))
         others = sorted(((cost, name) for name, cost in costs.items() if name != scheme),
                         key=lambda pair: pair[0].seconds)
         runner_up_cost, runner_up = others[0] if others else (None, None)
@@ -246,11 +247,12 @@ def _why_dense(site: Site) -> str:
 
 
 def unmatched_pins(pins: Pins, plan: Plan) -> str:
-    """Returns a sentence about a pin that matches no gradient of a plan, empty if there is none."""
-    names = [*(site.name for site in plan.sites), *(exchange.site for exchange in plan.exchanges)]
+    """Returns a sentence about a pin that matches no variable of a plan, empty if there is none."""
+    variables = [*(site.name for site in plan.sites), *(weight.path for weight in plan.divided)]
+    names = [*variables, *(exchange.site for exchange in plan.exchanges)]
     for pin in pins:
-        if pin[1] != COLUMNS and all(pinned(name, (pin,)) is None for name in names):
-            nearest = difflib.get_close_matches(pin[0], [site.name for site in plan.sites], 1, cutoff=0)
+        if all(pinned(name, (pin,)) is None for name in names):
+            nearest = difflib.get_close_matches(pin[0], variables, 1, cutoff=0)
             return (f"The pin of '{pin[0]}' matches no variable of this step"
                     + (f"; the nearest is '{nearest[0]}'" if nearest else "")
                     + ". Patterns are those of file names, for whole paths: '*/kernel'.")
@@ -268,4 +270,5 @@ def _unmet_pin(exchange: Exchange, pins: Pins) -> str | None:
     """Returns the scheme to which an exchange is pinned that is no gradient, or cannot have it; else None."""
     pin = pinned(exchange.site, pins)
     is_of_shards = exchange.kind == cost_lib.SHARDS or (exchange.kind == cost_lib.SCATTER and pin == PS)
-    return None if is_of_shards else pin
+    is_of_columns = pin == COLUMNS and exchange.kind != cost_lib.SCATTER
+    return None if is_of_shards or is_of_columns else pin
