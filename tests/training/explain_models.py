@@ -17,7 +17,7 @@ from tf_poseidon.job import runtime
 
 BATCH, RANKS = 8, 3  # rows on each rank
 CLUSTER = poseidon.Cluster(RANKS, 2, bandwidth_gbps=0.1, latency_us=20, gflops=5)
-PINS = {"*first*/kernel": "ps"}
+PINS = {"*first*/kernel": "ps", "*divided/kernel": "columns"}
 
 
 class Subclassed(keras.Model):
@@ -142,12 +142,18 @@ def sequential():
         layers.Dense(200), layers.Dense(4)])
 
 
+def columns():
+    """A head that ranks divide."""
+    return keras.Sequential([keras.Input((8,)), layers.Dense(24, "tanh"), layers.Dense(100, name="divided")])
+
+
 CASES = {**{make.__name__: of_table(make) for make in MODELS}, "embedding": embedding,
          "subclassed": Subclassed, "own_step": own_step, "gan": Gan, "unrolled": unrolled,
          "recurrent": recurrent, "sequential": sequential, "ranked": ranked, "sorted_step": sorted_step,
-         "whole_step": whole_step}
+         "whole_step": whole_step, "columns": columns}
 # Those that have not said what their inputs are.
 DATA = {"subclassed": (np.ones((4, 8)), np.ones((4, 3))), "gan": (np.ones((4, 8)), np.ones((4, 8)))}
+CLASSES = ("sequential", "columns")
 
 
 def compiled(name):
@@ -157,7 +163,7 @@ def compiled(name):
     if name == "gan":
         model.compile()
     else:
-        model.compile("adam", sparse if name == "sequential" else "mse")
+        model.compile("adam", sparse if name in CLASSES else "mse")
     return model
 
 
@@ -168,8 +174,8 @@ def execute(strategy, name):
         model = compiled(name)
     if name in DATA:
         x, y = (np.resize(a, (2 * BATCH * RANKS, a.shape[1])) for a in DATA[name])
-    elif name == "sequential":
-        x, y = np.ones((2 * BATCH * RANKS, 8, 8, 1)), np.zeros((2 * BATCH * RANKS,), np.int32)
+    elif name in CLASSES:
+        x, y = np.ones((2 * BATCH * RANKS, *model.input_shape[1:])), np.zeros((2 * BATCH * RANKS,), np.int32)
     else:
         x, y = make_data(model)
     model.fit(x, y, batch_size=BATCH * RANKS, verbose=0)

@@ -20,7 +20,7 @@ from tf_poseidon.explanations import explaining
 from tf_poseidon.graph_passes.partition import early_updates
 
 NAMES = tuple(explain_models.CASES) if "POSEIDON_ALL_CELLS" in os.environ else (
-    "wide", "embedding", "own_step", "gan", "sequential", "whole_step")
+    "wide", "embedding", "own_step", "gan", "sequential", "whole_step", "columns")
 TF_POSEIDON = pathlib.Path(sysconfig.get_path("scripts"), "tf-poseidon")
 
 
@@ -45,6 +45,11 @@ def decisions_of(plan):
 def test_explained_plan_is_the_executed_one(plans, name):
     executed, explained = (poseidon.Plan.load(plans / f"{name}.{how}")
                            for how in ("executed", "explained"))
+    assert executed.divided == explained.divided
+    if name == "columns":  # fit knows the shapes of more exchanges
+        assert [weight.path for weight in executed.divided] == [
+            f"sequential/divided/{variable}" for variable in ("kernel", "bias")]
+        return
     assert executed.diff(explained) == ""
     assert executed.digest == explained.digest
     assert executed.whole == explained.whole
@@ -261,6 +266,25 @@ def test_columns_that_ranks_update_come_back_as_weights():
     assert str(plans[True]).count("each rank updates the columns that it rebuilds") == 1
     assert [plan.has_shards for plan in plans.values()] == [False, True]
     assert poseidon.Plan.from_text(plans[True].to_text()).sites == plans[True].sites
+
+
+def test_weights_that_ranks_divide_take_a_part_of_the_memory():
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(4096, name="head")],
+                             name="net")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    whole, plan, sharded = (poseidon.explain(model, 8, 4, 1.0, policy="ps", **options) for options in (
+        {}, {"pins": {"*head/kernel": "columns"}}, {"pins": {"*head/kernel": "columns"}, "shard_update": True}))
+    assert not whole.divided and "columns" not in str(whole)
+    assert [(weight.path, weight.shape, weight.dimension) for weight in plan.divided] == [
+        ("net/head/kernel", (64, 4096), 1), ("net/head/bias", (4096,), 0)]
+    assert not any("head" in site.name for site in plan.sites if "/MatMul" not in site.name)
+    head, others = 4 * 65 * 4096, whole.memory.weights - 4 * 65 * 4096
+    assert plan.memory.whole_weights == whole.memory.weights
+    assert plan.memory.weights == plan.memory.gradients == others + head // 4
+    assert plan.memory.whole_slots - plan.memory.slots == 2 * head * 3 // 4
+    assert not plan.has_shards and sharded.has_shards
+    assert sharded.divided == plan.divided and sharded.memory.slots < plan.memory.slots
+    assert poseidon.Plan.from_text(plan.to_text()) == plan
 
 
 def command(*arguments):
