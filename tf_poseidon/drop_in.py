@@ -86,6 +86,7 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
             raise ConfigurationError(f"The cluster has {name}={getattr(cluster, name)}, but only sums of "
                                      f"PoseidonStrategy combine the ranks of a node; give it {name}=1.")
     planning.make_plan((), policy, planning.Cluster(max(size, 1)), pairs)  # checks them
+    options.check_divides_nothing(pairs)
     library.load()
     comparison: session_lib.TextComparison
     if size == 1:

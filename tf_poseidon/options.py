@@ -3,6 +3,7 @@
 Tests: tests/unit/test_options.py, tests/faults/test_failures.py.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -289,6 +290,19 @@ class PlanOptions:
         planner = planning.Planner(self.cluster, self.policy, tuple((self.pins or {}).items()), self.merge)
         planner.plan(())  # before anything takes long
         return planner
+
+
+def check_divides_nothing(pins: Iterable[tuple[str, str]], plan: planning.Plan | None = None) -> None:
+    """Refuses pins and plans that divide weights, where variables are not those of a strategy.
+
+    Raises:
+        ConfigurationError: For the first pin, or weight of the plan.
+    """
+    names = [pattern for pattern, scheme in pins if scheme == planning.COLUMNS]
+    names += [weight.path for weight in plan.divided] if plan is not None else []
+    if names:
+        raise ConfigurationError(f"'{names[0]}' is to be divided by '{planning.COLUMNS}', but only PoseidonStrategy "
+                                 "makes variables that ranks can divide; give it another scheme, or train with that.")
 
 
 def _ranks_per_node_of(cluster: planning.Cluster | None) -> int | None:

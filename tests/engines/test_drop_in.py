@@ -129,6 +129,12 @@ def test_ranks_of_a_node_do_not_combine_for_other_libraries(monkeypatch, name):
         drop_in.enable(cluster=planning.Cluster(2, **{name: 2}))
 
 
+def test_variables_of_the_program_are_not_divided(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}')
+    with pytest.raises(poseidon.PoseidonError, match="'head/kernel' is to be divided by 'columns', but only PoseidonS"):
+        drop_in.enable(pins={"head/kernel": "columns"})
+
+
 def test_rank_that_cannot_follow_the_others_fails():
     """After ranks may have agreed, the function fails with any error, and runs nothing."""
     library.load()

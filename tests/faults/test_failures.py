@@ -73,6 +73,7 @@ REFUSALS = {
     "gather_slices": "A RaggedTensor cannot be gathered from all ranks along axis 1",
     "gather_axis": "A tensor with 2 dimensions cannot be gathered along axis 2",
     "scatter_in_step": "was changed by scatter_add inside strategy.run, where ranks may change different rows",
+    "columns_in_step": "'columns/kernel' is to be divided by 'columns', but strategy.run reads all of it on every rank",
     "read_without_aggregation": "has synchronization=ON_READ and no aggregation, and was read outside strategy.run",
     "distribute_own_value": "has another value on each rank since strategy.run has used it",
     "distribute_other_rows": "are batches that ranks divide in different ways, but its inputs have the same rows",

@@ -202,6 +202,8 @@ def test_wrong_source(call, zoo, tmp_path):
 
 # ---- graphs without a training step, and options ------------------------------------------------
 
+DIVIDED = planning.Plan("ps", planning.Cluster(2), divided=(
+    planning.DividedWeight("head/kernel", "float32", (8, 64), 1),))
 _OPTIONS = [  # (name of a graph, options, the message)
     ("scalars", {}, r"No input of the step is known to have rows \(it has .*rate \[\]\); say which have, as in --in"),
     ("scalars", {"signature": "read"}, r"No input of the step is known to have rows \(it has no inputs\)"),
@@ -252,6 +254,8 @@ _OPTIONS = [  # (name of a graph, options, the message)
         ({"batch_size": 1 << 70}, r"batch_size=\d+, expected a whole number, at least one row"),
         ({"wire_dtype": "int8"}, r"wire_dtype='int8', expected 'bfloat16' or None"),
         ({"wire_dtype": []}, r"wire_dtype=\[\], expected 'bfloat16' or None"),
+        ({"pins": {"*/kernel": "columns"}}, r"'\*/kernel' is to be divided by 'columns', but only PoseidonStr"),
+        ({"workers": None, "plan": DIVIDED}, r"'head/kernel' is to be divided by 'columns', but only PoseidonStrategy"),
         ({"engine": "other"}, r"engine='other', expected one of .*mpi"),
         ({"plan": "nothing.json"}, r"The plan 'nothing.json' cannot be read"),
         ({"plan": 3}, r"plan"),

@@ -70,7 +70,8 @@ def print_what_keras_prints():
 
 def refuse():
     """Prints the errors of PoseidonStrategy for models that it cannot train."""
-    strategy = poseidon.PoseidonStrategy(timeout_s=30, shard_update=True, pins={"divided/*": "ps"})
+    pins = {"divided/*": "ps", "columns/kernel": "columns"}
+    strategy = poseidon.PoseidonStrategy(timeout_s=30, shard_update=True, pins=pins)
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
     def dense():
@@ -151,6 +152,12 @@ def refuse():
         with strategy.scope():
             total = tf.Variable([1.0, 2.0], aggregation=tf.VariableAggregation.SUM, trainable=False)
         strategy.run(lambda: total.scatter_add(tf.IndexedSlices([1.0], [0])))
+
+    def columns_in_step():
+        with strategy.scope():
+            layer = keras.layers.Dense(64, name="columns")
+            layer.build((None, 4))
+        strategy.run(tf.function(lambda: layer(x)))
 
     def read_without_aggregation():
         with strategy.scope():
@@ -268,7 +275,7 @@ def refuse():
 
     for case in (outside, layer_outside, optimizer_outside, jit, own_train_function, eager_after_graph,
                  apply_outside_run, scalars, files,
-                 gather, reduce_bytes, gather_slices, gather_axis, scatter_in_step,
+                 gather, reduce_bytes, gather_slices, gather_axis, scatter_in_step, columns_in_step,
                  read_without_aggregation, distribute_own_value, distribute_other_rows, from_function,
                  synchronize_outside_run, float8,
                  other_options, on_batch_outside, function_in_eager_run,

@@ -80,6 +80,10 @@ class Job:
         return self.may_divide(shape) and (
             math.prod(shape) >= _LARGE or bool(self.graph_pass.session.planner.divided_among([path])))
 
+    def may_divide(self, path: str) -> bool:
+        """Returns whether ranks may hold columns of the weight of a path."""
+        return bool(self.graph_pass.session.planner.divided_among([path]))
+
     @property
     def strict(self) -> bool:
         """Same as in `PoseidonStrategy`."""

@@ -7,6 +7,7 @@ depends only on its arguments.
 
 from tf_poseidon.planning.choice.planner import Planner
 from tf_poseidon.planning.choice.policies import make_plan
+from tf_poseidon.planning.choice.policies import pinned
 from tf_poseidon.planning.choice.policies import POLICIES
 from tf_poseidon.planning.choice.policies import unmatched_pins
 from tf_poseidon.planning.cluster import Cluster

@@ -161,14 +161,10 @@ class Plan:
         return self.renamed(_counterparts({site.name for site in self.sites}, {site.name for site in sites}))
 
     def divided_among(self, paths: Iterable[str]) -> frozenset[str]:
-        """Returns the paths of the weights that it divides, with the names that a graph has, as in `fitted`.
-
-        Args:
-            paths: The paths of the graph's variables.
-        """
-        planned = {weight.path for weight in self.divided}
-        names = _counterparts(planned, set(paths))
-        return frozenset(names.get(path, path) for path in planned)
+        """Returns those of the paths of a graph's variables that it divides; names may differ as in `fitted`."""
+        planned, given_paths = {weight.path for weight in self.divided}, frozenset(paths)
+        names = _counterparts(planned, given_paths)
+        return given_paths & {names.get(path, path) for path in planned}
 
     def renamed(self, names: Mapping[str, str]) -> "Plan":
         """Returns this plan with new names of sites and groups in place of old ones."""

@@ -20,6 +20,7 @@ from tf_poseidon.graph_passes.saved import rewritten_steps
 from tf_poseidon.graph_passes.saved import strip as strip_lib
 from tf_poseidon.job import engines
 from tf_poseidon.ops import library
+from tf_poseidon.options import check_divides_nothing
 from tf_poseidon.options import PlanOptions
 from tf_poseidon.saved_graphs import formats
 
@@ -201,6 +202,7 @@ class SavedGraphOptions(PlanOptions):
                                      "per name.")
         if self.plan is not None and not isinstance(self.plan, planning.Plan):
             object.__setattr__(self, "plan", planning.Plan.load(self.plan))
+        check_divides_nothing((self.pins or {}).items(), self.plan if isinstance(self.plan, planning.Plan) else None)
 
     def planner(self) -> planning.Planner:
         """Returns what makes the plan, or follows the given one."""

@@ -20,13 +20,16 @@ from typing import Literal
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
+from tf_poseidon import planning
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.partition.preparation import working_copies
 from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.job.job_variables import holdings
 from tf_poseidon.job.job_variables.holdings import Extent
 from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.joined_job import Job
+from tf_poseidon.one_process.sharding import sharded_variables
 from tf_poseidon.one_process.sharding.sharded_variables import ShardedVariable
 
 
@@ -94,6 +97,15 @@ class MasterWeight(ShardedVariable):
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
         return tf.gather_nd(self.read_value(), indices, name=name) if self.is_apart("reads") else super().gather_nd(
             indices, name)
+
+    def _prepare(self, does: Literal["reads", "assigns"]) -> bool:
+        is_fetched = tf.executing_eagerly() and self.holds_shard
+        if (not self._is_pinned and not is_fetched and sharded_variables.is_in_run()
+                and self._job.may_divide(self.path)):
+            raise GraphError(
+                f"'{self.path}' is to be divided by '{planning.COLUMNS}', but strategy.run {does} all of it on every "
+                "rank; decorate the step with @poseidon.distribute instead, or give it another scheme.")
+        return super()._prepare(does)
 
     def is_apart(self, does: Literal["reads", "assigns"]) -> bool:
         """Prepares for what the program's code does; returns whether that cannot use its resource."""

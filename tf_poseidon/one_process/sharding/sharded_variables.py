@@ -158,9 +158,9 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
             return True
         if context.is_inside() or self._is_pinned or keras_compat.is_symbolic():
             return False
-        is_in_run = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        is_in_step = is_in_run()
         with tf.init_scope():
-            if is_in_run or does == "assigns":  # as all ranks do
+            if is_in_step or does == "assigns":  # as all ranks do
                 self.hold_whole()
             else:
                 self.is_wanted = True
@@ -186,6 +186,12 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
             return ops.shard(self._initial(), *self.division)
         size = ops.shard_size(self._holding.num_elements, *self.division)
         return tf.cast(of_size(int(size)), self.dtype)
+
+
+def is_in_run() -> bool:
+    """Whether the program's code runs in `strategy.run`, outside of functions of one process."""
+    return (tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+            and not context.is_inside())
 
 
 def shard_handle(variable: tf.Variable) -> tf.Tensor:
