@@ -75,6 +75,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("training/test_distribution.py::test_program_computes*", "test"),
     ("training/test_distribution.py::test_functions_that_cannot_be_distributed_are_refused_by_name*", "test"),
     ("training/test_distribution.py::test_what_it_takes*", "test"),
+    ("training/test_divided_plans.py::*", "test"),
     ("training/test_explaining.py::test_explained_plan_is_the_executed_one*", "rest"),
     ("training/test_explaining.py::test_plans_are_mixed", "rest"),
     ("training/test_explaining.py::*", "test"),

@@ -1,0 +1,62 @@
+"""Trains a model with a head that ranks divide: divided_plans.py OUT [PLAN].
+
+OUT.npz gets the weights and losses of a step of the program's own, under `distribute`, and of `fit`; OUT.plan gets the
+plan of `fit`. With PLAN, the job follows this plan, and `fit` trains alone.
+"""
+
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_poseidon as poseidon
+
+CLASSES, ROWS = 70, 24
+X = np.random.default_rng(0).normal(size=(2 * ROWS, 12)).astype("float32")
+Y = np.random.default_rng(1).integers(0, CLASSES, 2 * ROWS)
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def made(name):
+    """Returns a compiled model."""
+    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(24, "tanh", name="body"),
+                              keras.layers.Dense(CLASSES, name="head")], name=name)
+    model.compile(keras.optimizers.SGD(0.5, momentum=0.9), LOSS)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def train_by_own_step(model):
+    """Returns the losses."""
+    @poseidon.distribute
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x, training=True))
+        variables = model.trainable_variables
+        model.optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    return [float(step(X[i:i + ROWS], Y[i:i + ROWS])) for i in (0, ROWS, 0, ROWS)]
+
+
+def main():
+    out, plan = pathlib.Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
+    strategy = poseidon.PoseidonStrategy(plan=plan) if plan else poseidon.PoseidonStrategy(
+        pins={"*head/kernel": "columns"}, cluster=poseidon.Cluster(2))
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        own, fitted = made("own"), made("fitted")
+    losses = [] if plan else train_by_own_step(own)
+    history = fitted.fit(X, Y, ROWS, 2, shuffle=False, verbose=0).history
+    weights = [weight for model in (own, fitted) for weight in model.get_weights()]
+    if strategy.rank == 0:
+        np.savez(f"{out}.npz", *weights, own=losses, fitted=history["loss"])
+        if strategy.plan is not None:
+            strategy.plan.save(f"{out}.plan")
+
+
+if __name__ == "__main__":
+    main()
