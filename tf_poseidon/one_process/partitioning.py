@@ -256,6 +256,9 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
                if isinstance(variable, sharded_variables.ShardedVariable)}
     planned, planned_masters = ({name: layouts[id(variable)] for name, variable in variables.items()
                                  if id(variable) in layouts} for layouts in (options.layouts, options.masters))
+    to_divide = options.session.planner.divided_among(list(paths.values())) if options.session is not None else ()
+    graph_def = divided_weights.prepared(graph_def, {
+        name: variables[name] for name, path in paths.items() if path in to_divide})
     copies = master_weights.Copies(graph_def, variables, planned_masters)
     may_be_shards = planned | {name: layout for name, layout in planned_masters.items() if name in copies.candidates}
     may_be_shards |= {

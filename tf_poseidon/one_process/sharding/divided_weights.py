@@ -15,6 +15,7 @@ from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
+from tf_poseidon.graph_passes.partition.preparation import table_rows
 from tf_poseidon.graph_passes.partition.propagate import held_summands
 from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.one_process.sharding import master_weights
@@ -22,6 +23,12 @@ from tf_poseidon.one_process.sharding.sharded_variables import ShardedVariable
 
 _READ = "ReadVariableOp"
 _ON = ("Identity", "Cast")
+
+
+def prepared(graph_def: graph_pb2.GraphDef, tables: Mapping[str, tf.Variable]) -> graph_pb2.GraphDef:
+    """Returns the flat GraphDef of a function as `candidates` takes it, given tables to divide, by their resource."""
+    return table_rows.of_whole_tables(graph_def, {
+        name: table.shape[0] for name, table in tables.items() if table.shape.rank == 2})
 
 
 def candidates(graph_def: graph_pb2.GraphDef, variables: Mapping[str, tf.Variable],
