@@ -274,7 +274,7 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
 
     attempts = Attempts(graph_def, outputs, copies, may_be_shards, keeps_rows, options)
     weights = divided_weights.candidates(graph_def, variables, planned_masters)
-    wanted = _wanted(weights, options)
+    wanted = divided_weights.in_pairs(graph_def, _wanted(weights, options))
     attempt = attempts.divided(attempts.settled(whole_weights), wanted, weights)
     refusals = tuple(_refusal(division.layout, attempt.graph) for name, division in wanted.items()
                      if name not in attempt.graph.shards)
