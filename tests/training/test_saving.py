@@ -13,7 +13,7 @@ RANKS = 2
 BOUND = 1e-9  # as in test_training.py
 
 
-@pytest.fixture(scope="module", params=["whole", "shards", "columns", "owners"])
+@pytest.fixture(scope="module", params=["whole", "shards", "columns", "owners", "divided"])
 def updates(request):
     """What ranks update of an optimizer's variables."""
     return request.param

@@ -1,7 +1,7 @@
 """Trains with callbacks that write files, on several ranks: train_saving.py DIRECTORY [interrupt] [HOW].
 
 With HOW "shards", each rank holds a part of each slot; with "columns", columns or rows of those of matrices; with
-"owners", of an optimizer for which one rank updates a matrix.
+"owners", of an optimizer for which one rank updates a matrix; with "divided", columns of weights and accumulators, too.
 """
 
 import functools
@@ -15,6 +15,7 @@ import tensorflow as tf
 import tf_poseidon as poseidon
 
 ROWS, BATCH, EPOCHS = 97, 32, 4  # 4 steps in an epoch
+PINS = {"columns": {"*/kernel": "hfb"}, "divided": {"*/kernel": "columns"}}  # by HOW
 
 
 class Interrupt(keras.callbacks.Callback):
@@ -23,10 +24,10 @@ class Interrupt(keras.callbacks.Callback):
             raise RuntimeError("interrupted on purpose")
 
 
-def make_model(optimizer, accumulates):
+def make_model(optimizer, accumulates, units):
     """Returns a model that has every kind of state: accumulators, perhaps, slots, statistics, seeds."""
     x = keras.Input((8,))
-    h = keras.layers.Dense(16 if accumulates else 60, "tanh", use_bias=False)(x)
+    h = keras.layers.Dense(units, "tanh", use_bias=False)(x)
     h = keras.layers.BatchNormalization(synchronized=True)(h)
     model = keras.Model(x, keras.layers.Dense(3)(keras.layers.GaussianNoise(0.0, seed=3)(h)))
     # Three steps do not divide an epoch: gradients are on their way when it ends.
@@ -40,10 +41,11 @@ def main(directory, *how):
     keras.utils.set_random_seed(1)
     is_owned, is_sharded = "owners" in how, bool({"shards", "columns", "owners"}.intersection(how))
     strategy = poseidon.PoseidonStrategy("ps" if is_owned else "auto", timeout_s=30, shard_update=is_sharded,
-                                         pins={"*/kernel": "hfb"} if "columns" in how else None)
+                                         pins=next((pins for name, pins in PINS.items() if name in how), None))
     with strategy.scope():
         model = make_model(keras.optimizers.Adafactor if is_owned else functools.partial(
-            keras.optimizers.Adam, epsilon=1e-3), "columns" not in how)  # what is accumulated is no product
+            keras.optimizers.Adam, epsilon=1e-3), "columns" not in how,  # what is accumulated is no product
+                           60 if PINS.keys() & set(how) else 16)
     # Another path than on the other ranks, to see who writes and reads.
     own, backup = directory / str(strategy.rank), directory / "0" / "backup" / "latest.weights.h5"
     callbacks = [
@@ -61,6 +63,7 @@ def main(directory, *how):
     x, y = (rng.integers(-3, 4, (ROWS, n)).astype("float64") for n in (8, 3))
     history = model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0,
                         callbacks=callbacks)
+    assert "divided" not in how or strategy.num_replicas_in_sync == 1 or model.layers[1].kernel.value.holds_shard
     state = [*model.weights, *(v for v in model.optimizer.variables if "accum" not in v.path)]
     np.savez(directory / f"state.{strategy.rank}.npz", *[v.numpy() for v in state], epochs=history.epoch, x=x,
              iterations=model.optimizer.iterations.numpy(), predictions=model.predict(x, verbose=0))

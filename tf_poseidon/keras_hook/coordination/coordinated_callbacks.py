@@ -28,6 +28,7 @@ from tf_poseidon.keras_hook.coordination import summary
 from tf_poseidon.keras_hook.keras_objects import optimizers
 from tf_poseidon.one_process.sharding import master_weights
 from tf_poseidon.one_process.sharding import sharded_variables
+from tf_poseidon.one_process.sharding.sharded_variables import ShardedVariable
 
 _log = logging.getLogger("tf_poseidon")
 
@@ -273,8 +274,8 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def accumulators(model: keras.Model) -> list[tf.Variable]:
-    """Returns the `tf.Variable`s in which the optimizers of a model accumulate gradients."""
-    return [variable.value for variable in _accumulators(model)]
+    """Returns the `tf.Variable`s in which the optimizers of a model accumulate gradients that are summands."""
+    return [variable.value for variable in _accumulators(model) if not isinstance(variable.value, ShardedVariable)]
 
 
 def _held_accumulators(model: keras.Model) -> list[keras.Variable]:

@@ -2,7 +2,8 @@
 
 Those of another shape may be one rank's, where one alone updates the trained variable; the step says whose they are.
 
-Accumulated gradients are not among them: they hold summands (job/job_variables/held_variables.py).
+Accumulated gradients are not among them: they hold summands (job/job_variables/held_variables.py), except of weights
+that are pinned to columns, whose gradients are no summands: each rank has its columns.
 
 Tests: tests/unit/test_shard_service.py, tests/training/test_sharded_update.py.
 """
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_poseidon import planning
 from tf_poseidon.base.context_values import holding
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.job.job_variables.holdings import Initial
@@ -58,12 +60,21 @@ def add_variable_from_reference(original: Callable[..., Any], optimizer: keras.o
                                 reference_variable: keras.Variable, name: str | None = None,
                                 initializer: Any = "zeros") -> keras.Variable:
     """Adds a variable of which each rank holds a shard, if the strategy says so."""
-    path = getattr(reference_variable, "path", None)
-    job = None if path is None or name == _ACCUMULATOR else _job()
+    path: str = getattr(reference_variable, "path", "")
+    job = _job() if path else None
+    if job is not None and name == _ACCUMULATOR and not _is_pinned(path, job):
+        job = None
     if job is not None and not job.shard_update and not isinstance(reference_variable.value, MasterWeight):
         job = None
-    with holding(_reference, _Reference(path or "", keras.initializers.get(initializer), job)):
+    with holding(_reference, _Reference(path, keras.initializers.get(initializer), job)):
         return original(optimizer, reference_variable, name=name, initializer=initializer)
+
+
+def _is_pinned(path: str, job: Job) -> bool:
+    """Whether a weight is pinned to columns, or a bias is that would follow the kernel of its layer."""
+    layer = path.removesuffix("/bias")
+    names = [path, *([f"{layer}/kernel"] if layer != path else [])]
+    return any(planning.pinned(name, job.graph_pass.session.planner.pins) == planning.COLUMNS for name in names)
 
 
 def add_variable(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, shape: Sequence[int],
