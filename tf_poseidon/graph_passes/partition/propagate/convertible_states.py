@@ -49,7 +49,7 @@ class ConvertibleStates:
         if isinstance(target, (Shard, Owned)):
             return live(state) == live(target) or not isinstance(state, (Shard, Owned))
         if target == HELD:
-            return state in (WHOLE, SUM)
+            return state in (WHOLE, SUM) or isinstance(state, Columns)
         if isinstance(target, Partial):
             return state == WHOLE and (target == SUM or target.reduce in IDEMPOTENT)
         shape = self._prepared.sizes.shape(tensor)

@@ -22,6 +22,7 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.case import Case
 from tf_poseidon.graph_passes.partition.case import Outcome
+from tf_poseidon.graph_passes.partition.states import Columns
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.graph_passes.partition.states import State
@@ -111,19 +112,27 @@ def as_summands(states: Iterable[State]) -> tuple[State, ...]:
     return tuple(SUM if state == HELD else state for state in states)
 
 
+def added(op: str, states: Sequence[State]) -> Outcome | None:
+    """Returns the `Outcome` of an op that adds something to what a variable holds; None for others.
+
+    Whole terms and columns are held summands then: nothing says that the sum must be whole soon.
+    """
+    if op in _ADD and HELD in states and all(
+            state in (HELD, SUM, WHOLE) or isinstance(state, Columns) for state in states):
+        return Outcome((HELD,) * len(states), (HELD,))
+    return None
+
+
 def outcome(of_rule: Outcome | None, case: Case, states: Sequence[State]) -> Outcome | None:
     """Returns the `Outcome` for `states`, given a rule's `Outcome` or None for `as_summands(states)`.
 
-    If an op takes a held summand as a summand, all summands that it takes and gives are held. So are whole terms that
-    are added to one: nothing says that it must be whole soon.
+    If an op takes a held summand as a summand, all summands that it takes and gives are held.
 
     Args:
         of_rule: The `Outcome`.
         case: The `Case` of `as_summands(states)`.
         states: The states.
     """
-    if case.node.op in _ADD and set(states) <= {HELD, SUM, WHOLE} and HELD in states:
-        return Outcome((HELD,) * len(states), (HELD,))
     if of_rule is None or not any(state == HELD and takes in (None, SUM)
                                   for state, takes in zip(states, of_rule.takes)):
         return of_rule

@@ -152,8 +152,9 @@ class _CachedRules:
         if last != given:
             case = Case(node, self._prepared.inputs[node.name], held_lib.as_summands(given.states),
                         self._prepared.num_outputs(node.name), self._prepared.sizes, given.wish, given.stored)
-            outcome = self._of_divided(case) if any(isinstance(state, (Shard, Owned, Columns))
-                                                    for state in given.states) else None
+            outcome = held_lib.added(node.op, given.states)
+            if outcome is None and any(isinstance(state, (Shard, Owned, Columns)) for state in given.states):
+                outcome = self._of_divided(case)
             if outcome is None and not any(isinstance(state, Shard) and state.divided < 0 or isinstance(state, Owned)
                                            for state in given.states):
                 whole = tuple(WHOLE if columns.is_divided(state) else state for state in given.states)
