@@ -77,11 +77,10 @@ class Job:
 
     def waits_for_division(self, path: str, shape: tuple[int, ...]) -> bool:
         """Whether a weight has no memory before it is decided how much of it each rank holds."""
-        return self.may_divide(shape) and (
-            math.prod(shape) >= _LARGE or bool(self.graph_pass.session.planner.divided_among([path])))
+        return self.may_divide(shape) and (math.prod(shape) >= _LARGE or self.is_to_divide(path))
 
-    def may_divide(self, path: str) -> bool:
-        """Returns whether ranks may hold columns of the weight of a path."""
+    def is_to_divide(self, path: str) -> bool:
+        """Whether ranks are to hold columns of the weight of a path, if they can: by a pin, or by a given plan."""
         return bool(self.graph_pass.session.planner.divided_among([path]))
 
     @property

@@ -7,6 +7,7 @@ the weight is never whole in a step; outside of steps, any rank can read it (`sh
 Tests: tests/training/test_divided_weights.py.
 """
 
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping

@@ -101,7 +101,7 @@ class MasterWeight(ShardedVariable):
     def _prepare(self, does: Literal["reads", "assigns"]) -> bool:
         is_fetched = tf.executing_eagerly() and self.holds_shard
         if (not self._is_pinned and not is_fetched and sharded_variables.is_in_run()
-                and self._job.may_divide(self.path)):
+                and self._job.is_to_divide(self.path)):
             raise GraphError(
                 f"'{self.path}' is to be divided by '{planning.COLUMNS}', but strategy.run {does} all of it on every "
                 "rank; decorate the step with @poseidon.distribute instead, or give it another scheme.")
