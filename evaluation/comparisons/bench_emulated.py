@@ -3,11 +3,11 @@
     sudo env "PATH=$PATH" python -m evaluation.comparisons.bench_emulated --json docs/results/emulated.json
 
 Part "table" compares with Horovod and MWMS on four hosts; part "points" has the runs that the simulation must agree
-with, see tests/scripts/test_simulation.py. Three parts are for files of their own: "overlap" compares single steps with
+with, see tests/scripts/test_simulation.py. Four parts are for files of their own: "overlap" compares single steps with
 eight that overlap; "bytes" factors without their zeros, half factors, and gradients and weights in 16 bits with what
-they would be otherwise; "servers" jobs without and with hosts that only serve, which take turns. Every run is one of
-benchmark.py, which verifies before it times. Runs that the file already has are not repeated, so that a part can be
-resumed.
+they would be otherwise; "heads" layers that are divided by their outputs with all other schemes; "servers" jobs without
+and with hosts that only serve, which take turns. Every run is one of benchmark.py, which verifies before it times. Runs
+that the file already has are not repeated, so that a part can be resumed.
 """
 
 import dataclasses
@@ -76,6 +76,7 @@ _TURNS = 3
 _OVERLAP = "poseidon,poseidon+overlap"
 _ALL = "poseidon,poseidon-ps,horovod,mwms"
 _OURS = "poseidon,poseidon-paper,poseidon-ps"
+_HEADS = "poseidon,poseidon+columns,poseidon-ps,poseidon-sfb,poseidon-hfb"
 
 PARTS = {
     # At most 1 Gbit/s on real links, less where many small tensors are in flight, and a step of some tenths of
@@ -108,6 +109,10 @@ PARTS = {
         Run("bert_base_head", 4, 1, "poseidon,poseidon+zeros", shrink=4),  # nothing is zero
         Run("bert_base_head", 8, 1, "poseidon,poseidon-hfb,poseidon-ps,poseidon-sfb", dilation=4, shrink=4),
     ],
+    # Every way in which a head's gradient can travel, and not at all.
+    "heads": [Run("bert_base_head", hosts, gbps, _HEADS, dilation=dilation, shrink=4)
+              for hosts, gbps, dilation in ((4, 1, 2), (8, 1, 4), (4, 10, 20), (8, 10, 40))] + [
+        Run("vgg19_22k", 4, gbps, _HEADS, shrink=16, dilation=dilation) for gbps, dilation in ((1, 0.5), (10, 4))],
     "servers": [Run("resnet50", 4, 1, "poseidon-ps", profile="titan_x_tf", dilation=4, shrink=4,
                     dedicated_servers=number, turn=turn) for turn in range(_TURNS) for number in (0, 1, 2, 4)],
     "points": [

@@ -101,7 +101,7 @@ def check_flags(names):
     if kind == "real" and (_DILATION.value, _SHRINK.value, _ZEROS.value, _MIXED.value) != (1, 1, False, False):
         raise app.UsageError("--dilation, --shrink, --zeros and --mixed change an emulation, but --compute=real; use "
                              "--compute=emulated:PROFILE.")
-    emulated_only = [name for name in names if name.endswith("+shards")]
+    emulated_only = [name for name in names if name.endswith(("+shards", "+columns"))]
     if kind == "real" and emulated_only:
         raise app.UsageError(f"--system has '{emulated_only[0]}', which can be emulated only, but --compute=real; use "
                              "--compute=emulated:PROFILE.")

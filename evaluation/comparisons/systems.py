@@ -5,7 +5,8 @@ wherever possible; horovod is Horovod over Gloo with one HorovodAllreduce per gr
 with one CollectiveReduceV2 for all gradients, concatenated as in MultiWorkerMirroredStrategy. With "+merge" small
 messages of ours wait for each other; with "+overlap" eight steps are one function, in which they overlap; with "+zeros"
 factors travel with their zeros. With "+wide" gradients travel as they are after a cast. With "+shards", which can be
-emulated only, each rank updates a part of each variable, and what comes back are new weights. With "+enable" the other
+emulated only, each rank updates a part of each variable, and what comes back are new weights; with "+columns", emulated
+likewise, layers with many outputs are divided by these. With "+enable" the other
 two exchange factors as after poseidon.enable(). single exchanges nothing.
 
 For models with batch normalisation, only ours also average the moving statistics over all ranks, as Keras' `fit`
@@ -36,7 +37,7 @@ PEERS = ("horovod", "mwms")
 SINGLE = "single"
 OVERLAPPING = 8  # steps in one function
 NAMES = (SINGLE, *(name + suffix for name in POLICIES
-                   for suffix in ("", "+merge", "+overlap", "+zeros", "+wide", "+shards")),
+                   for suffix in ("", "+merge", "+overlap", "+zeros", "+wide", "+shards", "+columns")),
          *(name + suffix for name in PEERS for suffix in ("", "+enable")))
 
 
@@ -149,9 +150,15 @@ class EmulatedReplica:
 
     def __init__(self, system, model, ranks):
         self._model = model
-        self._ranks = ranks
+        self._ranks, self._prefix = ranks, system
+        self._are_divided = [False] * len(model.are_divided)
         self.variables = model.variables(system)
         self.gradients = model.gradients
+
+    def divide(self):
+        """Divides layers with many outputs by these, from now on."""
+        self._are_divided = self._model.are_divided
+        self.gradients = lambda with_products, after: self._model.gradients_of_columns(self._prefix, self._ranks)
 
     def graph_pass(self, *planned, **options):
         """Same as `RealReplica.graph_pass`."""
@@ -159,8 +166,13 @@ class EmulatedReplica:
         return emulation.EmulatingPass(session.RewriteSession(planner, **options))
 
     def synchronize(self, gradients, strategy):
-        """Returns the gradients summed over all ranks by a strategy."""
-        return strategy.synchronize(gradients, self.variables)
+        """Returns the gradients summed over all ranks by a strategy, except those of divided layers."""
+        whole = [i for i, is_divided in enumerate(self._are_divided) if not is_divided]
+        sums = strategy.synchronize([gradients[i] for i in whole], [self.variables[i] for i in whole])
+        results = list(gradients)
+        for i, of_all in zip(whole, sums, strict=True):
+            results[i] = of_all
+        return results
 
     def update_shards(self, gradients, strategy):
         """Returns new weights, in the type that gradients are cast from; of products the gradients, summed as above.
@@ -190,7 +202,8 @@ class EmulatedReplica:
         """
         del communicator, reference
         of_factors = planning.SFB, planning.HFB
-        expected_products = sum(d.scheme in of_factors and not d.leader for d in plan.decisions) if plan else 0
+        expected_products = sum(self._are_divided) + (
+            sum(d.scheme in of_factors and not d.leader for d in plan.decisions) if plan else 0)
         products = 0
         for variable, (least, largest), own in zip(self.variables, np.asarray(result), self._model.values,
                                                    strict=True):
@@ -238,6 +251,8 @@ def _make(name, replica, cluster, strategy, libraries):
                                     comparison=comparison)
         if suffix == "zeros":
             passes.rewrite = _with_zeros(passes.rewrite)
+        if suffix == "columns":
+            replica.divide()
         steps = OVERLAPPING if suffix == "overlap" else 1
         synchronize = replica.update_shards if suffix == "shards" else replica.synchronize
         function = _poseidon_steps(replica, synchronize, strategy, steps)

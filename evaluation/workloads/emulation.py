@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from evaluation.workloads import zoo
 from tf_poseidon import grappler
+from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon.graph_passes.find import exchanges as exchanges_lib
 from tf_poseidon.graph_passes.graph import indexed_graph
@@ -43,6 +44,7 @@ class EmulatedLayer:
 
 
 _DENSE = 1.0, 1.0
+_OF_COLUMNS = ("rows", "columns", "return")  # the kinds of exchanges of `EmulatedModel.gradients_of_columns`
 SHARDS = "shards/"  # before the path of a variable, names the site at which ranks get each other's shards of it
 
 
@@ -91,6 +93,11 @@ class EmulatedModel:
             forward += self._layers[-1].seconds
         self.operations_per_second = profile.gflops * 1e9 / (dilation * side**3)
 
+    @property
+    def are_divided(self):
+        """Of each of `variables`, whether its layer has so many outputs that it may better be divided by them."""
+        return [_has_many_outputs(layer) for layer in self._layers for _ in layer.names]
+
     def variables(self, prefix):
         """Returns stand-ins for the variables, with what a strategy needs to know; names begin with `prefix`."""
         return [types.SimpleNamespace(path=f"{prefix}/{name}", shape=tf.TensorShape(shape))
@@ -115,9 +122,60 @@ class EmulatedModel:
         """Returns when the gradient of a site is ready: dilated seconds after the start of the step."""
         return self._ready_seconds[_within(name)]
 
+    def exchange_seconds(self, name):
+        """Returns when an exchange other than a gradient's is ready: dilated seconds after the start of the step."""
+        kind, _, path = name.partition("/")
+        of_variable = path.partition("/")[2]
+        if kind not in _OF_COLUMNS:
+            return self.ready_seconds(name)
+        layer = next(layer for layer in self._layers if layer.names[0] == of_variable)
+        forward, later = self._needed_seconds[of_variable], sum(
+            other.seconds for other in self._layers[self._layers.index(layer) + 1:])
+        before = {"rows": 0.0, "columns": layer.seconds, "return": 2 * (layer.seconds + later)}[kind]
+        return forward + before
+
     def needed_seconds(self, name):
         """Returns when the next step needs the sum of a gradient: dilated seconds after the start of that step."""
         return self._needed_seconds[_within(name)]
+
+    def gradients_of_columns(self, prefix, ranks):
+        """Returns the same as `gradients`, of a rank that has some columns of each layer with many outputs.
+
+        Rows of all ranks go in, what normalises their outputs is exchanged, and the errors of its own rows come back.
+        Gradients of such layers are ones, if all these have arrived.
+
+        Args:
+            prefix: Of the names of the variables.
+            ranks: The number of ranks.
+        """
+        counts = tf.ones([ranks], tf.int64)
+        token, arrived, seconds = [], {}, 0.0
+        for layer in self._layers:
+            if not _has_many_outputs(layer):
+                seconds += layer.seconds
+                continue
+            name = f"{prefix}/{layer.names[0]}"
+            made, rows = self._kernel(token, seconds, [(), (layer.rows, layer.shapes[0][0])])
+            gathered = _gathered(rows, f"rows/{name}")
+            made, found = self._kernel([made, gathered], layer.seconds, [(), (1, 3 * ranks * layer.rows)])
+            of_all = _gathered(found, f"columns/{name}")
+            arrived[layer.names[0]] = tf.reduce_min(gathered) * tf.reduce_min(of_all)
+            token, seconds = [made, of_all], 0.0
+        token, = self._kernel(token, seconds, [()])
+        pending, results = 0.0, []
+        for layer in reversed(self._layers):
+            if _has_many_outputs(layer):
+                name = f"{prefix}/{layer.names[0]}"
+                token, summand = self._kernel([token], pending + layer.seconds,
+                                              [(), (ranks * layer.rows, layer.shapes[0][0])])
+                rows = ops.reduce_scatter_rows(summand, counts, f"return/{name}")
+                gradient = arrived[layer.names[0]] * tf.reduce_min(rows) / ranks
+                token, = self._kernel([token, rows], layer.seconds, [()])
+                results, pending = [gradient] * len(layer.names) + results, 0.0
+                continue
+            token, gradients = self._layer_gradients(layer, token, pending, _matmul)
+            results, pending = gradients + results, layer.seconds
+        return results
 
     def gradients(self, with_products=False, after=None):
         """Returns a gradient for each variable, as backpropagation makes them.
@@ -138,18 +196,20 @@ class EmulatedModel:
         pending = 0.0
         results = []
         for layer in reversed(self._layers):
-            if layer.rows is None:
-                token, *gradients = self._kernel([token], pending + layer.seconds, [(), *layer.shapes],
-                                                 dtype=self.gradient_type)
-                gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
-            else:
-                (m, n), *others = layer.shapes
-                token, u, v = self._kernel([token], pending, [(), (layer.rows, m), (layer.rows, n)],
-                                           [1.0, *layer.densities])
-                gradients = [product(u, v), *(tf.raw_ops.BiasAddGrad(out_backprop=v) for _ in others)]
+            token, gradients = self._layer_gradients(layer, token, pending, product)
             pending = layer.seconds
             results = gradients + results
         return results
+
+    def _layer_gradients(self, layer, token, pending, product):
+        """Returns (the next token, the gradients of a layer)."""
+        if layer.rows is None:
+            token, *gradients = self._kernel([token], pending + layer.seconds, [(), *layer.shapes],
+                                             dtype=self.gradient_type)
+            return token, [tf.cast(gradient, tf.float32) for gradient in gradients]
+        (m, n), *others = layer.shapes
+        token, u, v = self._kernel([token], pending, [(), (layer.rows, m), (layer.rows, n)], [1.0, *layer.densities])
+        return token, [product(u, v), *(tf.raw_ops.BiasAddGrad(out_backprop=v) for _ in others)]
 
     def _product(self, u, v):
         return library.load()[0].poseidon_emulated_product(
@@ -178,7 +238,7 @@ class EmulatedPlanner(planning.Planner):
         timed = [dataclasses.replace(site, operations=per_second * self.model.ready_seconds(site.name),
                                      needed=per_second * self.model.needed_seconds(site.name))
                  for site in sites]
-        exchanges = [dataclasses.replace(each, operations=per_second * self.model.ready_seconds(each.site))
+        exchanges = [dataclasses.replace(each, operations=per_second * self.model.exchange_seconds(each.site))
                      for each in exchanges]
         return super().plan(timed, per_second * self.model.step_seconds, exchanges, steps)
 
@@ -190,6 +250,8 @@ class EmulatingPass(grappler.GraphPass):
         for node in graph_def.node:
             if node.op in exchanges_lib.OF_SHARDS:
                 node.attr[indexed_graph.MEANWHILE].s = b"computes"
+            elif node.op in ("PoseidonAllGather", "PoseidonReduceScatterRows"):
+                node.attr[indexed_graph.MEANWHILE].s = b"waits"
         rewritten = super().rewrite(graph_def)
         for node in rewritten.node if rewritten else ():
             if node.op in ("MatMul", "SufficientFactorOuterProduct"):
@@ -198,6 +260,14 @@ class EmulatingPass(grappler.GraphPass):
                     del node.attr[name]
                 node.attr["operations_per_second"].f = self.session.planner.model.operations_per_second
         return rewritten
+
+
+def _has_many_outputs(layer):
+    return layer.rows is not None and layer.shapes[0][1] > 4 * layer.shapes[0][0]
+
+
+def _gathered(rows, site):
+    return library.load()[0].poseidon_all_gather(value=rows, contributes=True, site=site)
 
 
 def _matmul(u, v):
