@@ -83,11 +83,17 @@ def rearranged(case: Case) -> Outcome | None:
 
 def _write_reshaped(writer: NodeWriter, dimension: int) -> list[str]:
     tensor, shape = writer.inputs
-    dtype = writer.type_of_input(1)
-    state = writer.states[0]
+    dtype, state = writer.type_of_input(1), writer.states[0]
     assert isinstance(state, Columns)
-    own = writer.add("own", "Shape", [tensor], T=writer.type_of_input(0), out_type=dtype)
-    own = column_nodes.element(writer, "own", own, dtype, state.dimension)
+    of_own = writer.add("own", "Shape", [tensor], T=writer.type_of_input(0), out_type=dtype)
+    own = column_nodes.element(writer, "own", of_own, dtype, state.dimension)
+    # What -1 stands for does not follow from a tensor that has no columns, and no rows: one column is reshaped instead.
+    one, zero = (column_nodes.number(writer, name, value, dtype, shape) for name, value in (("one", 1), ("zero", 0)))
+    column = writer.add("column", "BroadcastTo", [
+        zero, column_nodes.with_element(writer, "of_column", of_own, dtype, state.dimension, one)], T=dtype, Tidx=dtype)
+    column = writer.add("of_one/reshaped", "Reshape", [
+        column, column_nodes.with_element(writer, "of_one", shape, dtype, dimension, one)], T=dtype, Tshape=dtype)
+    shape = writer.add("of_one/shape", "Shape", [column], T=dtype, out_type=dtype)
     shape = column_nodes.with_element(writer, "shape", shape, dtype, dimension, own)
     return [writer.add("", "Reshape", [tensor, shape], T=writer.type_of_input(0), Tshape=dtype)]
 

@@ -10,6 +10,7 @@ import functools
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition.case import Case
 from tf_poseidon.graph_passes.partition.case import is_inexact
 from tf_poseidon.graph_passes.partition.case import Outcome
@@ -38,8 +39,8 @@ def reduction(case: Case) -> Outcome | None:
         keeps = case.attr("keep_dims").b
         return case.all({0: state}, Columns(reductions.after(state.dimension, reduced, keeps)))
     op, out = case.node.op, case.out_shape()
-    if op == "Mean" and not is_inexact(case.attr("T").type):
-        return None
+    if op == "Mean" and (case.attr("T").type in graph_lib.HALVES or not is_inexact(case.attr("T").type)):
+        return None  # sums of halves may overflow
     elements = size_of(case, 0) if op == "Mean" else 1
     if op in ("Sum", "Mean") and row_size.is_constant(out):
         return case.all({0: state}, HELD, write=functools.partial(_write_summand, columns=elements))
@@ -100,7 +101,10 @@ def _write_index(writer: NodeWriter, columns: int, rank: int) -> list[str]:
     state = writer.states[0]
     assert isinstance(state, Columns)
     dtype, out_type = node.attr["T"].type, node.attr["output_type"].type if "output_type" in node.attr else _INT64
-    reduce = "Max" if node.op == "ArgMax" else "Min"
+    reduce, least = ("Max", -np.inf) if node.op == "ArgMax" else ("Min", np.inf)
+    # What is not a number is no extreme in one process.
+    x = writer.add("numbers", "SelectV2", [
+        writer.add("is_nan", "IsNan", [x], T=dtype), column_nodes.number(writer, "least", least, dtype, x), x], T=dtype)
     axis = writer.constant("axis", np.array(state.dimension, np.int32), x)
     ranks = writer.constant("ranks", np.array(0, np.int32), x)
     own = writer.add("own", reduce, [x, axis], T=dtype, Tidx=_INT32, keep_dims=True)

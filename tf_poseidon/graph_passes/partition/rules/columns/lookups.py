@@ -44,25 +44,29 @@ def gather(case: Case) -> Outcome | None:
 def _write_gathered(writer: NodeWriter, columns: int, has_rows: bool) -> list[str]:
     table, numbers, _ = writer.inputs
     dtype, id_type = writer.node.attr["Tparams"].type, writer.type_of_input(1)
+    axis, zero = (writer.constant(name, np.array(0, of_type), table)
+                  for name, of_type in (("axis", np.int32), ("zero", np.int64)))
+    one, any_size, all_of_it = (writer.constant(name, np.array([value], np.int64), table)
+                                for name, value in (("one", 1), ("any", -1), ("all", np.iinfo(np.int64).max)))
     numbers = column_nodes.checked(writer, "number", numbers, id_type, columns)
+    # A number may be a scalar, which has no places.
+    flat = writer.add("flat", "Reshape", [numbers, any_size], T=_INT64, Tshape=_INT64)
     begin, count = writer.column_range(columns, table)
-    own = writer.add("own", "Sub", [numbers, begin], T=_INT64)
-    zero = writer.constant("zero", np.array(0, np.int64), table)
+    own = writer.add("own", "Sub", [flat, begin], T=_INT64)
     is_own = column_nodes.are_within(writer, "is_own", own, zero, count)
     places = writer.add("places", "Where", [is_own], T=types_pb2.DT_BOOL)
     own_numbers = writer.add("own_numbers", "GatherNd", [own, places], Tparams=_INT64, Tindices=_INT64)
-    axis = writer.constant("axis", np.array(0, np.int32), table)
     found = writer.add("found", "GatherV2", [table, own_numbers, axis], Tparams=dtype, Tindices=_INT64, Taxis=_INT32,
                        batch_dims=0)
-    shape_of_numbers, shape_of_table = (writer.add(name, "Shape", [tensor], T=of_type, out_type=_INT64)
-                                        for name, tensor, of_type in (("shape_of_numbers", numbers, _INT64),
-                                                                      ("shape_of_table", table, dtype)))
-    one, all_of_it = (writer.constant(name, np.array([value], np.int64), table)
-                      for name, value in (("one", 1), ("all", np.iinfo(np.int64).max)))
+    shape_of_flat, shape_of_numbers, shape_of_table = (
+        writer.add(f"shape_of_{name}", "Shape", [tensor], T=of_type, out_type=_INT64) for name, tensor, of_type in (
+            ("flat", flat, _INT64), ("numbers", numbers, _INT64), ("table", table, dtype)))
     row = writer.add("row", "StridedSlice", [shape_of_table, one, all_of_it, one], T=_INT64, Index=_INT64,
                      begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
-    shape = writer.add("shape", "ConcatV2", [shape_of_numbers, row, axis], T=_INT64, Tidx=_INT32, N=2)
-    summand = writer.add("summand" if has_rows else "", "ScatterNd", [places, found, shape], T=dtype, Tindices=_INT64)
+    rows, shape = (writer.add(name, "ConcatV2", [of_numbers, row, axis], T=_INT64, Tidx=_INT32, N=2)
+                   for name, of_numbers in (("rows", shape_of_flat), ("shape", shape_of_numbers)))
+    between_zeros = writer.add("between_zeros", "ScatterNd", [places, found, rows], T=dtype, Tindices=_INT64)
+    summand = writer.add("summand" if has_rows else "", "Reshape", [between_zeros, shape], T=dtype, Tshape=_INT64)
     return [writer.own_rows_of_sum(summand) if has_rows else summand]
 
 
