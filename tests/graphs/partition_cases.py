@@ -226,7 +226,7 @@ ELEMENTWISE = [
     Case("Betainc", op("Betainc"), [of(K, 2, make=_positive), of(K, 2, make=_positive),
                                     of(K, 2, make=_shares)], "rows(0)"),
     *(Case(name, op(name), [of(K, 2), of(K, 2)], "rows(0)") for name in ("InvGrad", "SoftplusGrad")),
-    Case("Mul", lambda x, y: tf.reshape(x, [-1]) * tf.reshape(y, [-1]), [of(K, 3), of(K, 3)], "rows(0)"),
+    Case("Mul Reshape", lambda x, y: tf.reshape(x, [-1]) * tf.reshape(y, [-1]), [of(K, 3), of(K, 3)], "rows(0)"),
     Case("Mul", lambda x, y: x * tf.transpose(y), [of(K, 1), of(K, 1)], "rows(0)", fewest=1),
     Case("Mul", lambda x, y: tf.tile(y, tf.concat([tf.shape(x)[:1], [1]], 0)) * x, [of(K, 3), of(1, 3)], "rows(0)"),
     Case("AddV2", lambda x, y: tf.raw_ops.AddV2(x=x, y=y), [of(K, 3), summed(3)], "rows(0)"),
@@ -421,43 +421,13 @@ CONTRACTIONS = [
     Case("MatMul", lambda x, y: tf.matmul(x, y, transpose_b=True), [of(K, 3), of(K, 3)], "rows(0)", fewest=1),
     Case("MatMul", lambda x, y: tf.matmul(x, y, transpose_a=True, transpose_b=True), [of(3, K), of(4, 3)],
          "rows(0)"),
-    Case("MatMul", lambda x, y: tf.matmul(tf.reshape(x, [-1, 3]), y), [of(K, 2, 3), of(3, 4)], "rows(0)"),
+    Case("MatMul Reshape", lambda x, y: tf.matmul(tf.reshape(x, [-1, 3]), y), [of(K, 2, 3), of(3, 4)], "rows(0)"),
     Case("MatMul", tf.matmul, [summed(2, 3), of(3, 2)], SUM),
     Case("MatMul", tf.matmul, [of(2, 3), summed(3, 2)], SUM),
     Case("MatMul", tf.matmul, [summed(2, 3), of(3, 4)], SUM),
     Case("MatMul", tf.matmul, [summed(2, 3), summed(3, 2)], "whole"),
     Case("MatMul", tf.matmul, [of(K, 3), summed(3, 2)], "rows(0)"),
     Case("MatMul", tf.matmul, [summed(2, 3, reduce="max"), of(3, 2)], "whole"),
-    # Whole inputs with a size for each row, since there is no rule for reversing rows; appended rows are blocks.
-    Case("MatMul", lambda x, w: tf.matmul(tf.reverse(x, [0]), w), [of(K, 3), of(3, 4)], "rows(0)"),
-    Case("MatMul", lambda x, y, w: tf.matmul(tf.concat([x, y], 0), w), [of(K, 3), of(K, 3), of(3, 4)], "rows(0)x2"),
-    Case("MatMul", lambda x, w: tf.matmul(_drawn(x), w), [of(K, 3), of(3, 4)], "rows(0)"),
-    Case("MatMul", lambda x: tf.reduce_sum(tf.matmul(_drawn(x), _drawn(x), transpose_b=True)), [of(K, 3)], "rows(0)"),
-    Case("MatMul", lambda x: tf.matmul(_drawn(x), _drawn(x), transpose_a=True), [of(K, 3)], "whole"),
-    Case("BatchMatMulV2", lambda x, w: tf.matmul(tf.reverse(x, [0]), w), [of(K, 2, 3), of(3, 4)], "rows(0)"),
-    Case("BatchMatMulV2", lambda x, w: tf.matmul(tf.transpose(_drawn(x), [1, 0, 2]), w), [of(K, 2, 3), of(3, 4)],
-         "rows(1)"),
-    Case("BatchMatMul", lambda x, w: op("BatchMatMul")(tf.reverse(x, [0]), w), [of(K, 2, 3), of(K, 3, 4)], "rows(0)"),
-    Case("BatchMatMulV3", lambda x, w: op("BatchMatMulV3", Tout=tf.float64)(tf.reverse(x, [0]), w),
-         [of(K, 2, 3), of(K, 3, 4)], "rows(0)", has_gradient=False),
-    Case("Einsum", lambda x, w: tf.einsum("abc,cd->dab", tf.reverse(x, [0]), w), [of(K, 2, 3), of(3, 4)], "rows(1)"),
-    Case("Conv2D Conv2DBackpropInput Conv2DBackpropFilter", lambda x, w: tf.nn.conv2d(
-        tf.concat([x, -x], 0), w, 1, "SAME"), [of(K, 4, 4, 1), of(2, 2, 1, 2)],
-         {"Conv2D": "rows(0)x2", "Conv2DBackpropInput": "rows(0)x2", "Conv2DBackpropFilter": SUM}),
-    Case("Conv2DBackpropInput", lambda x, w: tf.nn.conv2d_transpose(
-        tf.reverse(x, [0]), w, (tf.shape(x)[0], 4, 4, 1), 1, "SAME"), [of(K, 4, 4, 2), of(2, 2, 1, 2)], "rows(0)"),
-    Case("Conv3D", lambda x, w: tf.nn.conv3d(tf.reverse(x, [0]), w, [1, 1, 1, 1, 1], "SAME"),
-         [of(K, 2, 3, 3, 1), of(2, 2, 2, 1, 2)], "rows(0)"),
-    Case("Conv3DBackpropInputV2", lambda x, w: tf.nn.conv3d_transpose(
-        tf.reverse(x, [0]), w, (tf.shape(x)[0], 2, 3, 3, 1), 1, "SAME"), [of(K, 2, 3, 3, 2), of(2, 2, 2, 1, 2)],
-         "rows(0)"),
-    Case("DepthwiseConv2dNative", lambda x, w: tf.nn.depthwise_conv2d(tf.reverse(x, [0]), w, [1, 1, 1, 1], "SAME"),
-         [of(K, 3, 3, 2), of(2, 2, 2, 2)], "rows(0)", fewest=1),
-    Case("DepthwiseConv2dNativeBackpropInput", lambda x, w: tf.nn.depthwise_conv2d_backprop_input(
-        (tf.shape(x)[0], 3, 3, 2), w, tf.reverse(x, [0]), [1, 1, 1, 1], "SAME"), [of(K, 3, 3, 4), of(2, 2, 2, 2)],
-         "rows(0)", fewest=1),
-    Case("MatMul", _recurrent, [of(K, 3), of(3, 3)], "rows(0)"),
-    Case("MatMul", _in_a_loop_of_its_own, [of(K, 3), of(3, 3)], "whole"),
     Case("BatchMatMulV2", tf.matmul, [of(K, 2, 3), of(3, 4)], "rows(0)"),
     Case("BatchMatMulV2", tf.matmul, [of(K, 2, 3), of(K, 3, 4)], "rows(0)"),
     Case("BatchMatMulV2", tf.matmul, [of(2, K, 3), of(3, 4)], "rows(1)"),
@@ -489,6 +459,39 @@ CONTRACTIONS = [
     Case("Einsum", lambda x: tf.raw_ops.Einsum(inputs=[x], equation="i->ii"), [of(K)], "whole", fewest=1),
     Case("Einsum", lambda x: tf.raw_ops.Einsum(inputs=[tf.matmul(x, x, transpose_b=True)], equation="ii->i"),
          [of(K, 2)], "whole", fewest=1),
+]
+
+# Whole inputs with a size for each row, since there is no rule for reversing rows; appended rows are blocks.
+DIVIDED = [
+    Case("MatMul", lambda x, w: tf.matmul(tf.reverse(x, [0]), w), [of(K, 3), of(3, 4)], "rows(0)"),
+    Case("MatMul", lambda x, y, w: tf.matmul(tf.concat([x, y], 0), w), [of(K, 3), of(K, 3), of(3, 4)], "rows(0)x2"),
+    Case("MatMul", lambda x, w: tf.matmul(_drawn(x), w), [of(K, 3), of(3, 4)], "rows(0)"),
+    Case("MatMul", lambda x: tf.reduce_sum(tf.matmul(_drawn(x), _drawn(x), transpose_b=True)), [of(K, 3)], "rows(0)"),
+    Case("MatMul", lambda x: tf.matmul(_drawn(x), _drawn(x), transpose_a=True), [of(K, 3)], "whole"),
+    Case("BatchMatMulV2", lambda x, w: tf.matmul(tf.reverse(x, [0]), w), [of(K, 2, 3), of(3, 4)], "rows(0)"),
+    Case("BatchMatMulV2", lambda x, w: tf.matmul(tf.transpose(_drawn(x), [1, 0, 2]), w), [of(K, 2, 3), of(3, 4)],
+         "rows(1)"),
+    Case("BatchMatMul", lambda x, w: op("BatchMatMul")(tf.reverse(x, [0]), w), [of(K, 2, 3), of(K, 3, 4)], "rows(0)"),
+    Case("BatchMatMulV3", lambda x, w: op("BatchMatMulV3", Tout=tf.float64)(tf.reverse(x, [0]), w),
+         [of(K, 2, 3), of(K, 3, 4)], "rows(0)", has_gradient=False),
+    Case("Einsum", lambda x, w: tf.einsum("abc,cd->dab", tf.reverse(x, [0]), w), [of(K, 2, 3), of(3, 4)], "rows(1)"),
+    Case("Conv2D Conv2DBackpropInput Conv2DBackpropFilter", lambda x, w: tf.nn.conv2d(
+        tf.concat([x, -x], 0), w, 1, "SAME"), [of(K, 4, 4, 1), of(2, 2, 1, 2)],
+         {"Conv2D": "rows(0)x2", "Conv2DBackpropInput": "rows(0)x2", "Conv2DBackpropFilter": SUM}),
+    Case("Conv2DBackpropInput", lambda x, w: tf.nn.conv2d_transpose(
+        tf.reverse(x, [0]), w, (tf.shape(x)[0], 4, 4, 1), 1, "SAME"), [of(K, 4, 4, 2), of(2, 2, 1, 2)], "rows(0)"),
+    Case("Conv3D", lambda x, w: tf.nn.conv3d(tf.reverse(x, [0]), w, [1, 1, 1, 1, 1], "SAME"),
+         [of(K, 2, 3, 3, 1), of(2, 2, 2, 1, 2)], "rows(0)"),
+    Case("Conv3DBackpropInputV2", lambda x, w: tf.nn.conv3d_transpose(
+        tf.reverse(x, [0]), w, (tf.shape(x)[0], 2, 3, 3, 1), 1, "SAME"), [of(K, 2, 3, 3, 2), of(2, 2, 2, 1, 2)],
+         "rows(0)"),
+    Case("DepthwiseConv2dNative", lambda x, w: tf.nn.depthwise_conv2d(tf.reverse(x, [0]), w, [1, 1, 1, 1], "SAME"),
+         [of(K, 3, 3, 2), of(2, 2, 2, 2)], "rows(0)", fewest=1),
+    Case("DepthwiseConv2dNativeBackpropInput", lambda x, w: tf.nn.depthwise_conv2d_backprop_input(
+        (tf.shape(x)[0], 3, 3, 2), w, tf.reverse(x, [0]), [1, 1, 1, 1], "SAME"), [of(K, 3, 3, 4), of(2, 2, 2, 2)],
+         "rows(0)", fewest=1),
+    Case("MatMul", _recurrent, [of(K, 3), of(3, 3)], "rows(0)"),
+    Case("MatMul", _in_a_loop_of_its_own, [of(K, 3), of(3, 3)], "whole"),
 ]
 
 SHAPES = [
@@ -728,4 +731,4 @@ CONTROL = [
     Case("Enter Exit", _loop_of_version_1, [of(K, 3), of(3, 3)], "rows(0) partial(sum) whole", has_gradient=False),
     Case("Assert", _asserted, [of(K, 3)], "none"),
 ]
-CASES = [*ELEMENTWISE, *REDUCTIONS, *CONTRACTIONS, *SHAPES, *BLOCKS, *UNKNOWN, *CONTROL]
+CASES = [*ELEMENTWISE, *REDUCTIONS, *CONTRACTIONS, *DIVIDED, *SHAPES, *BLOCKS, *UNKNOWN, *CONTROL]

@@ -17,11 +17,15 @@ from tf_poseidon.graph_passes.partition.preparation import inline
 from tf_poseidon.graph_passes.partition.propagate import dividing
 from tf_poseidon.graph_passes.partition.row_loops import loop_outcomes
 from tf_poseidon.graph_passes.partition.sizes import graph_sizes
+from tf_poseidon.graph_passes.partition.states import Division
+from tf_poseidon.graph_passes.partition.states import Shard
 from tf_poseidon.job import communicator
 
 # The size of a dimension of rows, and an unknown size.
 K = "K"
 T = "T"
+# The size of a dimension of columns: on three ranks 16, 4 and none of them.
+COLUMNS = 20
 ROWS = (0, 1, 2, 7, 12)
 # Up to here, sums of integers are exact in any order.
 _EXACT = 2**40
@@ -40,6 +44,7 @@ class Input:
         high: One more than the greatest value; values are integers, in any type.
         reduce: How its rows are reduced before the case gets it, as a summand then; "" if they are not.
         make: A function from (random generator, shape) to values, instead of `low` and `high`.
+        is_divided: Whether K is a number of columns, of which each rank holds its own: those of a variable.
     """
 
     shape: tuple
@@ -48,14 +53,15 @@ class Input:
     high: int = 4
     reduce: str = ""
     make: collections.abc.Callable | None = None
+    is_divided: bool = False
 
     @property
     def has_rows(self):
-        return K in self.shape
+        return K in self.shape and not self.is_divided
 
     def values(self, rng, rows):
         """Returns values for a number of rows."""
-        shape = [{K: rows, T: 5}.get(size, size) for size in self.shape]
+        shape = [{K: COLUMNS if self.is_divided else rows, T: 5}.get(size, size) for size in self.shape]
         if self.make:
             return np.asarray(self.make(rng, shape)).astype(self.dtype)
         values = rng.integers(self.low, self.high, shape)
@@ -74,6 +80,11 @@ def of(*shape, **options):
 def summed(*shape, reduce="sum", **options):
     """Returns an `Input` that is summed over its rows, so the case gets a summand of that shape."""
     return Input((K, *shape), reduce=reduce, **options)
+
+
+def columns(*shape, **options):
+    """Returns an `Input` of a shape in which K is the number of columns."""
+    return Input(shape, is_divided=True, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +120,16 @@ class Batch:
     Attributes:
         cases: The cases.
         flat: The graph in one process.
+        divisions: The `Division`s of variables that are divided, by name.
         fetches: By case, the names of the compared tensors: outputs, and gradients for float inputs.
     """
 
     def __init__(self, cases):
         self.cases = list(cases)
+        if not any(spec.has_rows for case in cases for spec in case.inputs):  # otherwise nothing is partitioned
+            self.cases.append(Case("", tf.identity, [of(K)], ""))
         self.graph = tf.Graph()
+        self.divisions = {}
         with self.graph.as_default():
             tf.compat.v1.set_random_seed(7)
             self.fetches = self._build()
@@ -127,7 +142,8 @@ class Batch:
         placeholders = {}
         for i, case in enumerate(self.cases):
             for j, spec in enumerate(case.inputs):
-                shape = [None if size in (K, T) else size for size in spec.shape]
+                unknown = COLUMNS if spec.is_divided else None
+                shape = [unknown if size in (K, T) else size for size in spec.shape]
                 dtype = tf.string if spec.dtype == "object" else spec.dtype
                 placeholders[i, j] = tf.compat.v1.placeholder(dtype, shape, name=_name(i, j))
         with_rows = [(i, j) for i, j in placeholders if self.cases[i].inputs[j].has_rows]
@@ -137,8 +153,7 @@ class Batch:
         fetches = []
         for i, case in enumerate(self.cases):
             with tf.name_scope(f"summands{i}"):
-                inputs = [_REDUCES[spec.reduce](placeholders[i, j], 0) if spec.reduce else placeholders[i, j]
-                          for j, spec in enumerate(case.inputs)]
+                inputs = [self._input(spec, placeholders[i, j]) for j, spec in enumerate(case.inputs)]
             with tf.name_scope(f"case{i}"):
                 outputs = tf.nest.flatten(case.build(*inputs))
             # Nonlinear ops need summands whole, in the case too.
@@ -147,14 +162,38 @@ class Batch:
             fetches.append([t.name for t in [*outputs, *gradients]])
         return fetches
 
+    def _input(self, spec, placeholder):
+        """Returns the tensor that a case gets, in the scope of what is before it."""
+        if spec.reduce:
+            return _REDUCES[spec.reduce](placeholder, 0)
+        return self._divided(spec, placeholder) if spec.is_divided else placeholder
+
+    def _divided(self, spec, whole):
+        """Returns columns that are read from a variable, of which ranks hold columns or rows, and that a tensor has."""
+        rank, place = len(spec.shape), spec.shape.index(K)
+        divided = int(place == rank - 1)
+        order = [*range(rank)] if divided else [place, *(d for d in range(rank) if d != place)]
+        whole = tf.strings.to_number(whole, tf.float64) if spec.dtype == "object" else tf.cast(whole, tf.float64)
+        ordered = tf.transpose(whole, order)
+        matrix = tf.reshape(ordered, [-1, COLUMNS] if divided else [COLUMNS, -1])
+        variable = tf.Variable(tf.zeros(matrix.shape, tf.float64), use_resource=True)
+        self.divisions[variable.op.name] = Division(variable.op.name, divided=divided, columns=matrix.shape[1])
+        with tf.control_dependencies([variable.assign(matrix)]):
+            value = tf.reshape(variable.read_value(), ordered.shape)
+        value = tf.transpose(value, np.argsort(order))
+        return tf.as_string(tf.cast(value, tf.int32)) if spec.dtype == "object" else tf.cast(value, spec.dtype)
+
     def partition(self):
         """Returns (the `Propagated` states, the partitioned GraphDef, the fetches in it by case)."""
+        layouts = {name: name for name in self.divisions}
+        held = {name: Shard(name, divided=division.divided) for name, division in self.divisions.items()}
         with mock.patch.object(dividing, "_OPERATIONS_PER_BYTE", 0):  # graphs are small
             propagated = dividing.propagate(
-                self.sizes, row_loops=loop_outcomes.find(self.sizes, sum(self.fetches, [])))
+                self.sizes, held, row_loops=loop_outcomes.find(self.sizes, sum(self.fetches, [])))
         with (mock.patch.object(graph_sizes, "Sizes", lambda *_: self.sizes),
               mock.patch.object(dividing, "propagate", lambda *_: propagated)):
-            partitioned = partition_lib.partition(self.flat, sum(self.fetches, []), None)
+            partitioned = partition_lib.partition(self.flat, sum(self.fetches, []), None, partition_lib.KnownVariables(
+                layouts, shards=layouts, divisions=self.divisions, divided=layouts))
         fetches = iter(partitioned.fetches)
         return propagated, partitioned.graph_def, [[next(fetches) for _ in names] for names in self.fetches]
 
@@ -232,7 +271,7 @@ def compare(got, want, tolerance, what):
     if tolerance is None:
         want = np.asarray(want)
         finite = want[np.isfinite(want)] if want.dtype.kind == "f" else want
-        is_exact = want.dtype.kind == "f" and not (finite % 1).any() and np.abs(finite).max(initial=0) < _EXACT
+        is_exact = want.dtype.kind == "f" and not (finite % 1).any() and float(np.abs(finite).max(initial=0)) < _EXACT
         tolerance = 0 if is_exact else 1e-12
     partitioning.compare(got, want, tolerance, what)
 
@@ -274,8 +313,8 @@ def check(cases, sizes=partitioning.RANKS, all_rows=ROWS):
             lines += batch.wrong_values(expected, results, size)
     except (tf.errors.OpError, ValueError) as error:
         partitioning.forget_jobs()
-        if len(batch.cases) == 1:
-            return [*lines, f"{batch.cases[0].ops}: {type(error).__name__} {str(error)[:600]}"]
-        for case in batch.cases:  # which of them it is
+        if len(cases) == 1:
+            return [*lines, f"{cases[0].ops}: {type(error).__name__} {str(error)[:600]}"]
+        for case in cases:  # which of them it is
             lines += check([case], sizes, all_rows)
     return lines

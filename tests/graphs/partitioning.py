@@ -148,6 +148,8 @@ def check(build, feeds, ranks=RANKS, tolerance=1e-12, optimize=True, runs_whole=
 def compare(got, want, tolerance, what):
     got, want = np.asarray(got), np.asarray(want)
     assert got.shape == want.shape, f"{what}: shape {got.shape}, one process has {want.shape}"
+    if want.dtype == tf.bfloat16.as_numpy_dtype:  # which is no kind of float to NumPy
+        got, want = got.astype(np.float32), want.astype(np.float32)
     if want.dtype.kind in "fc":
         scale = max(np.abs(want[np.isfinite(want)]).max(initial=0.0), 1.0)
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * scale, err_msg=what)

@@ -1,13 +1,15 @@
 """Layers of which each rank has some columns, on many ranks in this process against one process.
 
-Each case is a step that trains a head; its variables, the classes of an example, and what ranks exchange in it. What is
-exchanged as "columns" are numbers of each row, and never the columns themselves.
+The rules are tested by the table of partition_column_cases. A head is a step that trains such a layer: its variables,
+and what ranks exchange in it, which would be more if an op needed whole columns.
 """
 
 import collections
 import typing
 
 import numpy as np
+import partition_column_cases
+import partition_table
 import partitioning
 import pytest
 import tensorflow as tf
@@ -15,11 +17,26 @@ import tensorflow as tf
 from tf_poseidon import grappler
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition.preparation import inline
+from tf_poseidon.graph_passes.partition.rules import columns
 from tf_poseidon.graph_passes.partition.states import Division
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
 BATCHES = (7, 1, 0, 12)
+_CASES_OF_A_GRAPH = 60
 FEATURES, CLASSES = 5, 70  # with 16 columns together, five ranks have 16 each but for the last one, which has 6
+
+
+@pytest.mark.parametrize("first", range(0, len(partition_column_cases.CASES), _CASES_OF_A_GRAPH))
+def test_ranks_compute_what_one_process_does(first):
+    cases = partition_column_cases.CASES[first:first + _CASES_OF_A_GRAPH]
+    lines = partition_table.check(cases, all_rows=(0, 2, 7))
+    assert not lines, "\n".join(lines)
+
+
+def test_every_rule_has_a_case():
+    named = {op for case in partition_column_cases.CASES for op in case.ops.split()}
+    without = columns.RULES.keys() - named
+    assert not without, f"Rules without a case in partition_column_cases: {sorted(without)}"
 
 
 class Inputs(typing.NamedTuple):
@@ -132,9 +149,13 @@ class Head(typing.NamedTuple):
 
 SHAPES = {"kernel": (FEATURES, CLASSES), "bias": (CLASSES,), "second": (CLASSES, 3), "table": (CLASSES, FEATURES)}
 HEADS = {
-    softmax_head: Head({}), dense_labels: Head({}), probabilities: Head({}), log_probabilities: Head({}),
-    multi_label: Head({}), smoothed: Head({}), cosine: Head({}, {"kernel": 1}), sequences: Head({}),
-    pair: Head({}, {"kernel": 1, "bias": 0, "second": 0}), transposed: Head({}, {"table": 0}), without_rule: Head({})}
+    softmax_head: Head({"columns": 5, "rows": 1, "sum": 2}), dense_labels: Head({"columns": 4, "sum": 1}),
+    probabilities: Head({"columns": 7, "sum": 1}), log_probabilities: Head({"columns": 4, "rows": 1, "sum": 2}),
+    multi_label: Head({"columns": 2, "sum": 3}), smoothed: Head({"columns": 2, "sum": 1}),
+    cosine: Head({"columns": 1, "rows": 1, "sum": 1}, {"kernel": 1}), sequences: Head({"columns": 4, "sum": 2}),
+    pair: Head({"rows": 1, "sum": 3}, {"kernel": 1, "bias": 0, "second": 0}),
+    transposed: Head({"columns": 1, "rows": 1, "sum": 3}, {"table": 0}),
+    without_rule: Head({"columns": 1, "rows": 1, "sum": 4})}
 
 
 def make(head):
@@ -195,7 +216,7 @@ def test_heads_run_on_columns(head):
     flat = inline.inline(graph.as_graph_def(), names)
     step = partition_lib.partition(flat, fetches, grappler.add_shapes, known_variables(head))
     kinds = collections.Counter(exchange.kind for exchange in step.report.exchanges)
-    print(step.report)
+    assert kinds == HEADS[head].exchanges, step.report
     assert step.shards.keys() == HEADS[head].divided.keys()
     with tf.compat.v1.Session(graph=graph) as session:
         expected = run(session, (initial, fetches, list(values.values())))
