@@ -14,8 +14,11 @@ import hypothesis
 from hypothesis import strategies as st
 import numpy as np
 import partition_table
+from partition_table import COLUMNS
+from partition_table import columns
 from partition_table import K
 from partition_table import of
+import pytest
 import tensorflow as tf
 
 GRAPHS = int(os.environ.get("POSEIDON_FUZZ_GRAPHS", 3))
@@ -58,7 +61,8 @@ class Program:
     """
 
     def __init__(self, inputs):
-        self.x, self.y, self.z, self.ids, self.mask, self.w, self.v, self.s = inputs
+        self.x, self.y, self.z, self.ids, self.mask, self.w, self.v, self.s, *divided = inputs
+        self.weights = [self.w, self.v, self.s, *divided]
         rows = (1, 1)
         self.values = [
             Value(self.x, (rows, _const(4))), Value(self.y, (rows, _const(3), _const(4))),
@@ -66,6 +70,10 @@ class Program:
             Value(self.s, ()),
             Value(tf.gather(self.w, self.ids), (rows, _const(4))), Value(self.mask, (rows,)),
             Value(self.x @ self.w, (rows, _const(4)))]
+        if divided:  # of a layer, whose outputs are divided
+            kernel, bias = divided
+            self.values += [Value(kernel, (_const(4), _const(COLUMNS))), Value(bias, (_const(COLUMNS),)),
+                            Value(self.x @ kernel + bias, (rows, _const(COLUMNS)))]
 
     def run(self, steps, operations):
         """Builds all steps from a list of operations; omits those that do not fit."""
@@ -92,8 +100,7 @@ class Program:
                 lambda: total / (2 + tf.square(tf.reduce_sum(self.x))) + 0.1 * tf.reduce_sum(self.w ** 2),
                 lambda: tf.sqrt(1 + tf.reduce_sum(last * last)),
                 lambda: tf.reduce_logsumexp(last)][kind % 5]() + 1e-3 * tf.reduce_sum(self.x @ self.w)
-        weights = [self.w, self.v, self.s]
-        gradients = [g for g in tf.gradients(loss + 1e-3 * total, weights) if g is not None]
+        gradients = [g for g in tf.gradients(loss + 1e-3 * total, self.weights) if g is not None]
         if kind % 2:
             gradients, norm = tf.clip_by_global_norm(gradients, 0.5)
             gradients = [*gradients, norm]
@@ -369,9 +376,10 @@ def _reals(rng, shape):
 INPUTS = [of(K, 4, make=_reals), of(K, 3, 4, make=_reals), of(3, K, make=_reals),
           of(K, dtype="int32", low=0), of(K, low=0, high=2),
           of(4, 4, make=_reals), of(4, make=_reals), of(make=_reals)]
+DIVIDED = [columns(4, K, make=_reals), columns(K, make=_reals)]
 
 
-def case_of(steps, kind):
+def case_of(steps, kind, inputs):
     """Returns the `Case` of a program."""
 
     def build(*inputs):
@@ -379,7 +387,7 @@ def case_of(steps, kind):
         program.run(steps, OPERATIONS)
         return program.results(kind)
 
-    return partition_table.Case("", build, INPUTS, "", tolerance=1e-9, has_gradient=False)
+    return partition_table.Case("", build, inputs, "", tolerance=1e-9, has_gradient=False)
 
 
 _steps = st.lists(st.tuples(st.integers(0, len(OPERATIONS) - 1), st.integers(0, 7), st.integers(0, 7),
@@ -387,12 +395,13 @@ _steps = st.lists(st.tuples(st.integers(0, len(OPERATIONS) - 1), st.integers(0, 
 _programs = st.lists(st.tuples(_steps, st.integers(0, 9)), min_size=PROGRAMS, max_size=PROGRAMS)
 
 
+@pytest.mark.parametrize("divided", [[], DIVIDED], ids=["rows", "columns"])
 @hypothesis.settings(max_examples=GRAPHS, derandomize=True, deadline=None, database=None,
                      suppress_health_check=list(hypothesis.HealthCheck),
                      phases=[hypothesis.Phase.generate])
 @hypothesis.given(_programs, st.sampled_from((2, 3, 5)), st.sets(st.sampled_from(ROWS), min_size=2, max_size=2))
-def test_random_graphs(programs, ranks, all_rows):
-    _check(programs, ranks, all_rows)
+def test_random_graphs(divided, programs, ranks, all_rows):
+    _check(programs, ranks, all_rows, [*INPUTS, *divided])
 
 
 if SEED:  # for further searches for errors
@@ -402,7 +411,8 @@ if SEED:  # for further searches for errors
             print(f"{number * PROGRAMS} programs", flush=True)
             programs = [([tuple(map(int, rng.integers(0, (len(OPERATIONS), 8, 8, 6))))
                           for _ in range(rng.integers(2, 9))], int(rng.integers(10))) for _ in range(PROGRAMS)]
-            _check(programs, int(rng.choice((2, 3, 5))), set(map(int, rng.choice(ROWS, 3))))
+            _check(programs, int(rng.choice((2, 3, 5))), set(map(int, rng.choice(ROWS, 3))),
+                   [*INPUTS, *(DIVIDED if number % 2 else [])])
 
 
 # Programs that failed once.
@@ -413,13 +423,13 @@ FOUND = [
 
 
 def test_programs_that_failed():
-    _check([(steps, kind) for steps in FOUND for kind in range(3)], 3, {1, 7})
+    _check([(steps, kind) for steps in FOUND for kind in range(3)], 3, {1, 7}, INPUTS)
 
 
-def _check(programs, ranks, all_rows):
-    lines = partition_table.check([case_of(*program) for program in programs], [ranks], sorted(all_rows))
+def _check(programs, ranks, all_rows, inputs):
+    lines = partition_table.check([case_of(*program, inputs) for program in programs], [ranks], sorted(all_rows))
     if lines:  # which program it is
         for program in programs:
-            lines = partition_table.check([case_of(*program)], [ranks], sorted(all_rows))
+            lines = partition_table.check([case_of(*program, inputs)], [ranks], sorted(all_rows))
             assert not lines, f"{program}, {ranks} ranks, {sorted(all_rows)} rows:\n" + "\n".join(lines)
     assert not lines
