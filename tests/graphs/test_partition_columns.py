@@ -5,11 +5,14 @@ and what ranks exchange in it, which would be more if an op needed whole columns
 """
 
 import collections
+import types
 import typing
+from unittest import mock
 
 import numpy as np
 import partition_column_cases
 import partition_table
+from partition_table import K
 import partitioning
 import pytest
 import tensorflow as tf
@@ -18,6 +21,7 @@ from tf_poseidon import grappler
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition.preparation import inline
 from tf_poseidon.graph_passes.partition.rules import columns
+from tf_poseidon.graph_passes.partition.rules.columns import makers
 from tf_poseidon.graph_passes.partition.states import Division
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
@@ -37,6 +41,66 @@ def test_every_rule_has_a_case():
     named = {op for case in partition_column_cases.CASES for op in case.ops.split()}
     without = columns.RULES.keys() - named
     assert not without, f"Rules without a case in partition_column_cases: {sorted(without)}"
+
+
+def test_what_is_needed_in_columns_is_computed_again():
+    """Without a rule for that, all of it would be computed, and sliced."""
+    def ops(cases):
+        _, graph_def, _ = partition_table.Batch(cases).partition()
+        return collections.Counter(node.op for node in graph_def.node)
+
+    cases = partition_column_cases.MADE
+    named = {op for case in cases for op in case.ops.split()}
+    without = {op for op in makers.MAKERS if not op.endswith(("Grad", "Gradient"))} - named
+    assert not without, f"Rules without a case in partition_column_cases.MADE: {sorted(without)}"
+    sliced = ops(cases)["Slice"]
+    with mock.patch.dict(makers.MAKERS, clear=True):
+        assert ops(cases)["Slice"] >= sliced + len(cases)
+
+
+@pytest.mark.parametrize("number", [-1, partition_table.COLUMNS])
+@pytest.mark.parametrize("build", [
+    lambda logits, number: tf.nn.sparse_softmax_cross_entropy_with_logits(tf.repeat(number, 3), logits),
+    lambda table, number: tf.gather(tf.transpose(table), [3, number])], ids=["label", "lookup"])
+def test_each_rank_fails_where_there_is_no_such_column(build, number):
+    """On its own, before it waits for others: in no other way would those fail that have columns."""
+    batch = partition_table.Batch([partition_table.Case("", build, [
+        partition_table.columns(3, K), partition_table.of(dtype="int32", low=number, high=number + 1)], "",
+        has_gradient=False)])
+    _, graph_def, fetches = batch.partition()
+    joined, of_ranks = partitioning.on_ranks(types.SimpleNamespace(graph_def=graph_def, fetches=fetches[0]), 3)
+    with tf.compat.v1.Session(graph=joined) as session:
+        for rank in range(3):
+            feeds = {f"rank{rank}/{name}:0": value for name, value in batch.feeds(1).items()}
+            with pytest.raises(tf.errors.InvalidArgumentError, match=r"is not in \[0, 20\)"):
+                session.run(of_ranks[0][rank], feeds)
+
+
+@pytest.mark.parametrize("largest", [1.0, 100.0, 1e4])
+def test_cross_entropies_are_those_of_float64_within_rounding(largest):
+    """A loss is a difference of numbers as large as logits; a gradient, of numbers up to one."""
+    def build(logits, classes, shares):
+        losses = [tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits),
+                  tf.nn.softmax_cross_entropy_with_logits(shares, logits)]
+        return [*losses, *(tf.gradients(loss, logits)[0] for loss in losses)]
+
+    rows, precision = 64, float(np.finfo(np.float32).eps)
+    batch = partition_table.Batch([partition_table.Case("", build, [
+        partition_table.columns(rows, K, dtype="float32",
+                                make=lambda rng, shape: rng.uniform(-largest, largest, shape)),
+        partition_table.of(rows, dtype="int32", low=0, high=partition_table.COLUMNS),
+        partition_table.of(rows, partition_table.COLUMNS, dtype="float32", make=lambda rng, shape: rng.dirichlet(
+            np.ones(shape[1]), shape[0]))], "", has_gradient=False)])
+    logits, classes, shares, _ = (value.astype(np.float64) for value in batch.feeds(1).values())
+    shifted = logits - logits.max(1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    targets = [np.eye(partition_table.COLUMNS)[classes.astype(int)], shares]
+    want = [*(-(target * logs).sum(1) for target in targets), *(np.exp(logs) - target for target in targets)]
+    _, graph_def, fetches = batch.partition()
+    for _, results in batch.on_ranks(graph_def, fetches, partitioning.RANKS, [1]):
+        for values in results[1]:
+            for got, expected, bound in zip(values[0], want, [8 * largest, 8 * largest, 8, 8], strict=True):
+                np.testing.assert_allclose(got, expected, rtol=0, atol=bound * precision)
 
 
 class Inputs(typing.NamedTuple):

@@ -117,10 +117,7 @@ def _write_index(writer: NodeWriter, columns: int, rank: int) -> list[str]:
     first = writer.add("first", "Min", [found, axis], T=_INT64, Tidx=_INT32, keep_dims=False)
     first = writer.add("of_all", "Min", [writer.of_all_ranks("firsts", writer.add("limited", "Minimum", [
         first, last], T=_INT64), _INT64), ranks], T=_INT64, Tidx=_INT32, keep_dims=False)
-    zero = writer.constant("zero", np.array(0, np.int64), x)  # of what is equal to nothing, one process says 0
-    is_none = writer.add("is_none", "Equal", [first, last], T=_INT64)
-    index = writer.add("index", "SelectV2", [is_none, zero, first], T=_INT64)
-    return [writer.add("", "Cast", [index], SrcT=_INT64, DstT=out_type)]
+    return [writer.add("", "Cast", [first], SrcT=_INT64, DstT=out_type)]
 
 
 def top(case: Case) -> Outcome | None:

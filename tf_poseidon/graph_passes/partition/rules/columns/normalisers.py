@@ -148,15 +148,10 @@ def _write_softmax(writer: NodeWriter, dimension: int) -> list[str]:
 
 
 def _write_cross_entropy(writer: NodeWriter) -> list[str]:
-    """sum of l (log S - (x - M)), in which x - M is (x - m) + (m - M).
-
-    Where a label is zero, so is its term, for infinite logits, too.
-    """
+    """sum of l (log S - (x - M)), in which x - M is (x - m) + (m - M)."""
     of = _Normaliser(writer, 1)
     labels = of.real("labels", writer.inputs[1])
-    zero = of.number("zero", 0)
-    is_zero = writer.add("is_zero", "Equal", [labels, zero], T=of.dtype)
-    products = of.where("products", is_zero, zero, of.binary("weighted", "Mul", labels, of.shifted))
+    products = of.binary("products", "Mul", labels, of.shifted)
     largest, total, (product, weight) = of.of_all(of.added("product", products), of.added("weight", labels))
     terms = of.binary("of_ranks", "AddV2", product, of.binary("offset", "Mul", weight, of.below))
     weight = of.over_ranks("weights", "Sum", weight)
