@@ -68,7 +68,7 @@ class Input:
         if self.dtype == "object":
             return values.astype(str).astype(object)
         if self.dtype == "bool":
-            return values > (self.low + self.high) // 2
+            return values >= (self.low + self.high) // 2
         return values.astype(self.dtype)
 
 
