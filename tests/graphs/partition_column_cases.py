@@ -77,6 +77,15 @@ def _special(rng, shape):
     return values
 
 
+def _only(place):
+    """Returns numbers that are zero but in some columns."""
+    def make(rng, shape):
+        values = np.zeros(shape)
+        values[..., place] = rng.uniform(0.1, 1, values[..., place].shape)
+        return values
+    return make
+
+
 def _large(rng, shape):
     return rng.integers(-3, 4, shape) * 1e4
 
@@ -137,6 +146,10 @@ EXTREMES = [
           (columns(K), 0, "whole"), (columns(K, 3), -1, "columns(0)"), (columns(2, 3, K), 0, "columns(1)"),
           (columns(3, K, make=_special), 1, "whole"), (columns(3, K, make=_minus_infinity(slice(None))), 1, "whole"),
           (columns(3, K, low=1, high=2), 1, "whole"), (columns(3, K, low=-1, high=0), 1, "whole"),
+          *((columns(3, K, dtype=dtype, make=_minus_infinity(slice(None))), 1, "whole")
+            for dtype in ("float32", "float16", "bfloat16")),
+          (columns(3, K, make=lambda rng, shape: np.full(shape, np.nan)), 1, "whole"),
+          (columns(3, K, make=lambda rng, shape: np.full(shape, np.inf)), 1, "whole"),
           *((columns(3, K, dtype=dtype), 1, "whole") for dtype in ("float32", "float16", "bfloat16", "int32")))),
     *(Case(name, lambda x, w, f=f: f(x @ w, -1, tf.int32), LOGITS, "whole")
       for name, f in (("ArgMax", tf.argmax), ("ArgMin", tf.argmin))),
@@ -191,6 +204,11 @@ NORMALISERS = [
         ([columns(3, K), summed(3, COLUMNS, low=0)], 1e-12), ([of(3, COLUMNS), columns(3, K)], 1e-12),
         *(([columns(3, K, dtype=dtype), of(3, COLUMNS, low=0, high=2, dtype=dtype)], tolerance)
           for dtype, tolerance in _TOLERANCES.items()))),
+    # Not a number, as in one process, although these labels are zero; labels of all rows.
+    Case("SoftmaxCrossEntropyWithLogits", _shares, [
+        columns(3, K, make=_minus_infinity(2, slice(16, 20))), of(3, COLUMNS, make=_only(slice(5, 9)))], "whole"),
+    Case("SoftmaxCrossEntropyWithLogits", op("SoftmaxCrossEntropyWithLogits"),
+         [columns(3, K), of(1, COLUMNS, low=0)], "whole", has_gradient=False),
     Case("SoftmaxCrossEntropyWithLogits", lambda x, w, y: _shares(x @ w, y), [*LOGITS, of(K, COLUMNS, low=0)], "whole",
          tolerance=1e-11),
 ]
