@@ -301,8 +301,8 @@ def check_divides_nothing(pins: Iterable[tuple[str, str]], plan: planning.Plan |
     names = [pattern for pattern, scheme in pins if scheme == planning.COLUMNS]
     names += [weight.path for weight in plan.divided] if plan is not None else []
     if names:
-        raise ConfigurationError(f"'{names[0]}' is to be divided by '{planning.COLUMNS}', but only PoseidonStrategy "
-                                 "makes variables that ranks can divide; give it another scheme, or train with that.")
+        raise ConfigurationError(f"'{names[0]}' is to be divided by 'columns', but only PoseidonStrategy makes "
+                                 "variables that ranks can divide; give it another scheme, or train with that.")
 
 
 def _ranks_per_node_of(cluster: planning.Cluster | None) -> int | None:

@@ -148,9 +148,10 @@ def _at_least(smallest: int) -> Callable[[str], int]:
 
 def _pin(text: str) -> tuple[str, str]:
     pattern, separator, scheme = text.rpartition("=")
-    if not separator or scheme not in planning.SCHEMES:
+    schemes = (*planning.SCHEMES, planning.COLUMNS)
+    if not separator or scheme not in schemes:
         raise argparse.ArgumentTypeError(f"'{text}', expected PATTERN=SCHEME, such as '*/embeddings=ps', with a scheme "
-                                         f"of {', '.join(planning.SCHEMES)}")
+                                         f"of {', '.join(schemes)}")
     return pattern, scheme
 
 

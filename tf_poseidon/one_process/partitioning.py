@@ -315,7 +315,7 @@ def _refusal(path: str, partitioned: partitioner.PartitionedGraph) -> str:
     reader = partitioned.needed_whole.get(path)
     why = "the step returns all of it" if reader == "" else f"'{reader}' needs all of it in each step" if reader else (
         "it may be updated before all ranks have begun the step")
-    return f"'{path}' is to be divided by '{planning.COLUMNS}', but {why}: every rank holds the whole."
+    return f"'{path}' is to be divided by 'columns', but {why}: every rank holds the whole."
 
 
 def _is_master(variable: tf.Variable) -> bool:

@@ -74,7 +74,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
         plan: A `Plan`, or its file, to follow instead of a policy. Training functions that it was not
             made for fail. The same plan gives the same bits in every run whose ranks are placed alike.
         pins: {pattern: scheme}: the first pattern that matches a variable's path decides its scheme, if
-            possible, before the policy does: {"*/kernel": "ps"}.
+            possible, before the policy does: {"*/kernel": "ps"}. With "columns" each rank holds and computes with some
+            columns of a weight, or rows of a table, and no rank has its gradient.
         cluster: The `Cluster` to plan for, with its speeds. None measures them when the policy is
             "auto"; `poseidon.calibrate()` returns what was measured.
         wire_dtype: "bfloat16" rounds gradients and factors of wider types for the wire: half the bytes

@@ -20,7 +20,6 @@ from typing import Literal
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from tf_poseidon import planning
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.partition.preparation import working_copies
@@ -103,8 +102,8 @@ class MasterWeight(ShardedVariable):
         if (not self._is_pinned and not is_fetched and sharded_variables.is_in_run()
                 and self._job.is_to_divide(self.path)):
             raise GraphError(
-                f"'{self.path}' is to be divided by '{planning.COLUMNS}', but strategy.run {does} all of it on every "
-                "rank; decorate the step with @poseidon.distribute instead, or give it another scheme.")
+                f"'{self.path}' is to be divided by 'columns', but strategy.run {does} all of it on every rank; "
+                "decorate the step with @poseidon.distribute instead, or give it another scheme.")
         return super()._prepare(does)
 
     def is_apart(self, does: Literal["reads", "assigns"]) -> bool:
