@@ -2,6 +2,7 @@
 
     python -m evaluation.simulation.simulated_tables --table policies --markdown docs/results/policies.md
     python -m evaluation.simulation.simulated_tables --table overlap --markdown docs/results/overlap_simulated.md
+    python -m evaluation.simulation.simulated_tables --table heads --markdown docs/results/heads.md
 
 `auto` should never be slower than the best of the others; "policies" has the cases in which it is.
 """
@@ -40,6 +41,9 @@ TOLERANCE = 0.005
 _OVERLAPPING = {"vgg19": "titan_x", "vgg19_22k": "titan_x", "resnet50": "titan_x_tf"}
 _OVERLAPPING_NODES = (4, 16, 64, 256)
 _OVERLAPPING_RATES = (1, 2.5, 10, 25, 100)
+_COLUMNS = "poseidon+columns"
+_HEADS, _HEAD_NODES, _HEAD_RATES = ("vgg19_22k", "bert_base_head"), (8, 16, 32, 64, 128, 256), (1, 10, 40)
+_HEAD_SYSTEMS = (_COLUMNS, OURS, "poseidon-hfb", "poseidon-sfb", "poseidon-ps")
 
 
 class Case(typing.NamedTuple):
@@ -144,6 +148,33 @@ def _cell(place: tuple[str, float, int]) -> str:
     return f"{single:,.0f} → {overlapping:,.0f} ({single / overlapping:.2f})"
 
 
+def _heads() -> str:
+    header = ["model", "Gbit/s", "system", *(f"{nodes} nodes" for nodes in _HEAD_NODES)]
+    places = list(itertools.product(_HEADS, _HEAD_RATES, _HEAD_SYSTEMS, _HEAD_NODES))
+    cells, rows = iter(_simulate(_speed_up, places)), []
+    for model, gbps, system in itertools.product(_HEADS, _HEAD_RATES, _HEAD_SYSTEMS):
+        rows.append([model, f"{gbps:g}", system, *itertools.islice(cells, len(_HEAD_NODES))])
+    text = "\n".join(output.markdown_table(header, rows))
+    return ("# Layers that are divided by their outputs, simulated\n\nWritten by "
+            "`evaluation.simulation.simulated_tables --table heads`: how many times as fast as one node, with "
+            f"accelerators\nlike a Titan X, and {_TCP:g} of the rate for payload. `{_COLUMNS}` divides the last layer, "
+            f"and is `auto` for all others.\n\n{text}\n")
+
+
+def _speed_up(place: tuple[str, float, str, int]) -> str:
+    from evaluation.simulation import models
+    from evaluation.workloads import profiles
+    from evaluation.workloads import zoo
+    model, gbps, name, nodes = place
+    work = models.work_of(model, profiles.PROFILES["titan_x"])
+    alone = work.seconds
+    if name == _COLUMNS:
+        work = models.of_columns(work, model, zoo.MODELS[model].batch_size, nodes)
+    machines = inputs.Machines(nodes, gbps, 50.0, efficiency=_TCP)
+    seconds = simulation.simulate(work, machines, inputs.SYSTEMS[OURS if name == _COLUMNS else name]).step_seconds
+    return f"{nodes * alone / seconds:.1f}"
+
+
 def _simulate(function: Callable[[typing.Any], typing.Any], arguments: Sequence[typing.Any]) -> list[typing.Any]:
     """Returns the results of a function, computed by several processes."""
     console = rich.console.Console(stderr=True)
@@ -152,7 +183,7 @@ def _simulate(function: Callable[[typing.Any], typing.Any], arguments: Sequence[
         return list(rich.progress.track(found, "simulating", total=len(arguments), console=console, transient=True))
 
 
-_TABLES = {"policies": _policies, "overlap": _overlap}
+_TABLES = {"policies": _policies, "overlap": _overlap, "heads": _heads}
 
 
 def main(_: Sequence[str]) -> None:

@@ -131,7 +131,7 @@ class EmulatedModel:
         layer = next(layer for layer in self._layers if layer.names[0] == of_variable)
         forward, later = self._needed_seconds[of_variable], sum(
             other.seconds for other in self._layers[self._layers.index(layer) + 1:])
-        before = {"rows": 0.0, "columns": layer.seconds, "return": 2 * (layer.seconds + later)}[kind]
+        before = {"rows": 0.0, "columns": layer.seconds, "return": 2 * layer.seconds + 3 * later}[kind]
         return forward + before
 
     def needed_seconds(self, name):
@@ -263,7 +263,7 @@ class EmulatingPass(grappler.GraphPass):
 
 
 def _has_many_outputs(layer):
-    return layer.rows is not None and layer.shapes[0][1] > 4 * layer.shapes[0][0]
+    return layer.rows is not None and zoo.has_many_outputs(layer.shapes[0])
 
 
 def _gathered(rows, site):

@@ -155,6 +155,11 @@ def _layer(layer):
                               "convolutional or a normalizing one: say here what its operations are.")
 
 
+def has_many_outputs(shape):
+    """Returns whether a dense layer, given the shape of its kernel, is divided by its outputs where layers are."""
+    return shape[1] > 4 * shape[0]
+
+
 def operations(name):
     """Returns the additions and multiplications of a training step per row of the batch."""
     described = describe(name)
