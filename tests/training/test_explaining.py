@@ -272,8 +272,8 @@ def test_weights_that_ranks_divide_take_a_part_of_the_memory():
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(4096, name="head")],
                              name="net")
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    whole, plan, sharded = (poseidon.explain(model, 8, 4, 1.0, policy="ps", **options) for options in (
-        {}, {"pins": {"*head/kernel": "columns"}}, {"pins": {"*head/kernel": "columns"}, "shard_update": True}))
+    whole, plan, sharded, auto = (poseidon.explain(model, 8, 4, 1.0, policy="ps", **options) for options in (
+        {}, *({"pins": {"*head/kernel": "columns"}, "shard_update": way} for way in (False, True, "auto"))))
     assert not whole.divided and "columns" not in str(whole)
     assert [(weight.path, weight.shape, weight.dimension) for weight in plan.divided] == [
         ("net/head/kernel", (64, 4096), 1), ("net/head/bias", (4096,), 0)]
@@ -283,7 +283,7 @@ def test_weights_that_ranks_divide_take_a_part_of_the_memory():
     assert plan.memory.weights == plan.memory.gradients == others + head // 4
     assert plan.memory.whole_slots - plan.memory.slots == 2 * head * 3 // 4
     assert not plan.has_shards and sharded.has_shards
-    assert sharded.divided == plan.divided and sharded.memory.slots < plan.memory.slots
+    assert sharded.divided == auto.divided == plan.divided and sharded.memory.slots < plan.memory.slots
     assert poseidon.Plan.from_text(plan.to_text()) == plan
 
 

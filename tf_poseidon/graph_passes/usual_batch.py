@@ -29,6 +29,7 @@ _PART = "PoseidonPart"
 _DATA = ("IteratorGetNext", "OptionalGetValue")
 # Says which columns are a rank's: whole blocks of so many, see kColumnsTogether in columns.h.
 _COLUMNS, _TOGETHER = "PoseidonColumnRange", 16
+_GATHER = "PoseidonAllGather"
 
 
 def with_shapes(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes,
@@ -63,6 +64,8 @@ def with_sizes(graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts) ->
         if node.op == _ROWS:
             node.op = _USUAL_ROWS
             node.attr["rows"].i = facts.rows or -1
+        elif node.op == _GATHER and graph_lib.ELEMENTS in node.attr and facts.global_rows:
+            _set_usual_rows(node, facts.global_rows)
         else:
             for shape in _shapes_of_data(node) if of_data else ():
                 if shape.dim and shape.dim[0].size == -1:
@@ -70,6 +73,19 @@ def with_sizes(graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts) ->
     if facts.rows and facts.global_rows:
         _set_columns(result, max(1, round(facts.global_rows / facts.rows)))
     return result
+
+
+def _set_usual_rows(node: node_def_pb2.NodeDef, rows: int) -> None:
+    """Gives what is gathered from all ranks the rows of a global batch."""
+    dtype, elements = node.attr["T"].type, node.attr[graph_lib.ELEMENTS].i
+    node.op = _USUAL_ROWS
+    node.input[:] = [node.input[0], *graph_lib.control_inputs(node)]
+    node.attr.clear()
+    node.attr["T"].list.type.append(dtype)
+    node.attr["dimensions"].list.i.append(0)
+    node.attr["elements"].list.i.append(elements)
+    node.attr["names"].list.s.append(b"gathered")
+    node.attr["rows"].i = rows
 
 
 def _set_columns(graph_def: graph_pb2.GraphDef, ranks: int) -> None:

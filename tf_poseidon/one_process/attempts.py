@@ -113,8 +113,15 @@ class Attempts:
         return attempt
 
     def whole_if_shorter(self, attempt: Attempt) -> Attempt:
-        """Returns an attempt without shards but those that are held, if the step is planned to be shorter by it."""
-        known = dataclasses.replace(attempt.known, shard_candidates={})
+        """Returns an attempt in which only what must be, and weights with their slots, is divided, if that is shorter.
+
+        That is, if the step is planned to be.
+        """
+        candidates = attempt.known.shard_candidates
+        in_columns = {name: layout for name, layout in candidates.items() if layout in attempt.known.divided}
+        if not attempt.graph.shards.keys() - attempt.known.shards.keys() - in_columns.keys():
+            return attempt
+        known = dataclasses.replace(attempt.known, shard_candidates=in_columns)
         graph, early = self._partitioned(known)
         plans = [self._plan(each) for each in (graph, attempt.graph)]
         times = [None if plan is None else plan.step_seconds for plan in plans]

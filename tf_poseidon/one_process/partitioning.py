@@ -282,10 +282,8 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         others = {name: division for name, division in weights.items()
                   if planning.pinned(paths[name], options.session.planner.pins) is None}
         attempt = attempts.divided_if_shorter(attempt, others, weights)
-    if (attempt.graph.shards.keys() - attempt.known.shards.keys() and options.memory_bytes is not None
-            and _bytes(variables.values()) <= options.memory_bytes // 2):
+    if options.memory_bytes is not None and _bytes(variables.values()) <= options.memory_bytes // 2:
         attempt = attempts.whole_if_shorter(attempt)
-    known, partitioned = attempt.known, attempt.graph
     masters = [name for name in copies.of(known.shards, known.shard_candidates)
                if {**known.shards, **known.shard_candidates}[name] not in known.divided]
     divisions = [(variable, partitioned.divisions[layout])

@@ -38,6 +38,8 @@ DECIDED: dict[str, Any] = {"_poseidon_planned": True}
 # An attribute of nodes that exchange something in a partitioned graph: what the step does meanwhile. It "computes" or
 # "waits" during an exchange that happens once in a step; an exchange in a loop "repeats" in each round.
 MEANWHILE = "_poseidon_meanwhile"
+# One of those that gather the rows of all ranks: how many elements of the first dimension belong to one row.
+ELEMENTS = "_poseidon_elements"
 
 # The types of half precision, with which kernels compute in float.
 HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)

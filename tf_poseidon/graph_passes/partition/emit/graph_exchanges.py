@@ -114,6 +114,8 @@ class GraphExchanges:
         is_last = not dimension and state.blocks == 1
         whole = writer.add("" if is_last else "rows", "PoseidonAllGather", [value, self._parts.part(place)[1]], T=dtype,
                            **exchange.attributes)
+        if elements := self._written.elements_of_row(name, dimension):
+            writer.nodes[-1].attr[graph_lib.ELEMENTS].i = elements  # of each block
         if dimension:
             whole = transposed(writer, "" if state.blocks == 1 else "back", whole, list(np.argsort(order)), dtype)
         if state.blocks > 1:
