@@ -1,4 +1,4 @@
-"""Random graphs, with losses and gradients, partitioned on many ranks against one process.
+"""Random graphs, with losses and gradients, and with divided weights, partitioned on many ranks against one process.
 
 A program is a list of steps, each a few small numbers: which operation, on which of the existing tensors. Programs
 are checked one by one, but many share one graph, since creating sessions dominates the time. POSEIDON_FUZZ_GRAPHS
@@ -58,6 +58,7 @@ class Program:
 
     Attributes:
         values: The real tensors so far.
+        weights: Those of them that are trained.
     """
 
     def __init__(self, inputs):
