@@ -284,6 +284,7 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         attempt = attempts.divided_if_shorter(attempt, others, weights)
     if options.memory_bytes is not None and _bytes(variables.values()) <= options.memory_bytes // 2:
         attempt = attempts.whole_if_shorter(attempt)
+    known, partitioned = attempt.known, attempt.graph
     masters = [name for name in copies.of(known.shards, known.shard_candidates)
                if {**known.shards, **known.shard_candidates}[name] not in known.divided]
     divisions = [(variable, partitioned.divisions[layout])
