@@ -101,10 +101,10 @@ def _write_index(writer: NodeWriter, columns: int, rank: int) -> list[str]:
     state = writer.states[0]
     assert isinstance(state, Columns)
     dtype, out_type = node.attr["T"].type, node.attr["output_type"].type if "output_type" in node.attr else _INT64
-    reduce, least = ("Max", -np.inf) if node.op == "ArgMax" else ("Min", np.inf)
+    reduce, limit = ("Max", -np.inf) if node.op == "ArgMax" else ("Min", np.inf)
     # What is not a number is no extreme in one process.
     x = writer.add("numbers", "SelectV2", [
-        writer.add("is_nan", "IsNan", [x], T=dtype), column_nodes.number(writer, "least", least, dtype, x), x], T=dtype)
+        writer.add("is_nan", "IsNan", [x], T=dtype), column_nodes.number(writer, "limit", limit, dtype, x), x], T=dtype)
     axis = writer.constant("axis", np.array(state.dimension, np.int32), x)
     ranks = writer.constant("ranks", np.array(0, np.int32), x)
     own = writer.add("own", reduce, [x, axis], T=dtype, Tidx=_INT32, keep_dims=True)
