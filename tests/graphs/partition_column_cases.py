@@ -42,7 +42,7 @@ def _made():
     """The same of whole inputs, where outputs are needed in columns."""
     for case in _like_rows():
         ops = [name for name in case.ops.split() if not name.endswith(("Grad", "Gradient"))]
-        if ops and makers.MAKERS.keys() >= set(ops):
+        if ops and makers.MAKERS.keys() >= set(ops) and case.gives != "whole":
             yield dataclasses.replace(
                 case, ops=" ".join(ops), build=_needed_in_columns(case.build), gives="whole",
                 inputs=[columns(K), *(dataclasses.replace(spec, is_divided=False, shape=tuple(
@@ -296,17 +296,15 @@ MADE = [
       for specs, state in (
           ([columns(K, 3), of(K, 3), ints(K, low=-2, high=COLUMNS)], "partial(sum)"),
           ([columns(K, 3), of(K, 2, 3), ints(K, 2, low=0, high=COLUMNS, dtype="int64")], "partial(sum)"),
-          ([columns(K), of(9), ints(9, low=16, high=COLUMNS)], "whole"),
-          ([columns(K, 2, dtype="int32"), ints(3, 2), ints(3, low=0, high=COLUMNS)], "whole"))),
-    Case("UnsortedSegmentSum", lambda x, y, n: x * tf.math.unsorted_segment_sum(y, n, 3),
-         [columns(3, K), of(5, COLUMNS), ints(5, low=0, high=3)], "whole"),
+          ([columns(K), of(9), ints(9, low=16, high=COLUMNS)], "whole"))),
     Case("Fill", lambda x, y: tf.fill([3, COLUMNS], y) * x, [columns(3, K), of()], "whole"),
     Case("Fill", lambda x, w, y: tf.fill([tf.shape(x)[0], COLUMNS], y) * (x @ w), [*LOGITS, of()], "whole"),
     *(Case("BroadcastTo", lambda x, y: tf.raw_ops.BroadcastTo(input=y, shape=[3, COLUMNS]) * x, [columns(3, K), spec],
            "whole") for spec in (of(3, 1), of(COLUMNS), of(1, COLUMNS), of())),
     Case("Reshape", lambda x, y: tf.reshape(y, [3, COLUMNS]) * x, [columns(3, K), of(3, 1, COLUMNS)], "whole"),
-    Case("Reshape", lambda x, y: tf.reshape(y, [3, COLUMNS]) * x, [columns(3, K), of(3, 2, COLUMNS // 2)], "whole"),
     Case("Transpose", lambda x, y: tf.transpose(y) * x, [columns(3, K), of(COLUMNS, 3)], "whole"),
+    *(Case("Maximum", lambda x, y, z: tf.maximum(y, z) * x, [columns(3, K), *specs], "whole") for specs in (
+        [of(3, COLUMNS), of(COLUMNS)], [of(3, 1), of(3, COLUMNS)])),
     Case("ExpandDims", lambda x, y: tf.expand_dims(y, 1) * x, [columns(K, 3), of(COLUMNS)], "whole"),
     Case("Squeeze", lambda x, y: tf.squeeze(y, [1]) * x, [columns(3, K), of(3, 1, COLUMNS)], "whole"),
     Case("Sum", lambda x, y: tf.reduce_sum(y, [0]) * x, [columns(3, K), of(2, 3, COLUMNS)], "whole"),
@@ -315,4 +313,14 @@ MADE = [
     Case("Mul", lambda x, w, y: (tf.one_hot(y, COLUMNS, dtype=tf.float64) * 0.5 + 0.125) * (x @ w),
          [*LOGITS, ints(K, low=0, high=COLUMNS)], "rows(0) columns(1)"),
 ]
-CASES = [*_like_rows(), *REDUCTIONS, *EXTREMES, *NORMALISERS, *SHAPES, *LOOKUPS, *COMPLEX, *CONTROL, *MADE]
+# What is needed in columns, and sliced.
+SLICED = [
+    Case("OneHot", lambda x, y: tf.one_hot(y, 3, axis=0, dtype=tf.float64) * x,
+         [columns(3, K), ints(COLUMNS, low=0, high=3)], "whole"),
+    Case("UnsortedSegmentSum", lambda x, y, n: x * tf.math.unsorted_segment_sum(y, n, 3),
+         [columns(3, K), of(5, COLUMNS), ints(5, low=0, high=3)], "whole"),
+    Case("UnsortedSegmentSum", lambda x, y, n: x * tf.math.unsorted_segment_sum(y, n, COLUMNS),
+         [columns(K, 2, dtype="int32"), ints(3, 2), ints(3, low=0, high=COLUMNS)], "whole"),
+    Case("Reshape", lambda x, y: tf.reshape(y, [3, COLUMNS]) * x, [columns(3, K), of(3, 2, COLUMNS // 2)], "whole"),
+]
+CASES = [*_like_rows(), *REDUCTIONS, *EXTREMES, *NORMALISERS, *SHAPES, *LOOKUPS, *COMPLEX, *CONTROL, *MADE, *SLICED]
