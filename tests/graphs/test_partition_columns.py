@@ -212,13 +212,15 @@ class Head(typing.NamedTuple):
 
 SHAPES = {"kernel": (FEATURES, CLASSES), "bias": (CLASSES,), "second": (CLASSES, 3), "table": (CLASSES, FEATURES)}
 HEADS = {
-    softmax_head: Head({"columns": 5, "rows": 1, "sum": 2}), dense_labels: Head({"columns": 4, "sum": 1}),
-    probabilities: Head({"columns": 7, "sum": 1}), log_probabilities: Head({"columns": 4, "rows": 1, "sum": 2}),
-    multi_label: Head({"columns": 2, "sum": 3}), smoothed: Head({"columns": 2, "sum": 1}),
-    cosine: Head({"columns": 1, "rows": 1, "sum": 1}, {"kernel": 1}), sequences: Head({"columns": 4, "sum": 2}),
-    pair: Head({"rows": 1, "sum": 3}, {"kernel": 1, "bias": 0, "second": 0}),
-    transposed: Head({"columns": 1, "rows": 1, "sum": 3}, {"table": 0}),
-    without_rule: Head({"columns": 1, "rows": 1, "sum": 4})}
+    softmax_head: Head({"columns": 6, "return": 1, "rows": 1, "sum": 1}),
+    dense_labels: Head({"columns": 5, "return": 1}), probabilities: Head({"columns": 8, "return": 1}),
+    log_probabilities: Head({"columns": 5, "return": 1, "rows": 1, "sum": 1}),
+    multi_label: Head({"columns": 3, "return": 1, "sum": 2}), smoothed: Head({"columns": 3, "return": 1}),
+    cosine: Head({"columns": 2, "return": 1, "rows": 1}, {"kernel": 1}),
+    sequences: Head({"columns": 5, "return": 1, "sum": 1}),
+    pair: Head({"columns": 1, "return": 2, "rows": 1, "sum": 1}, {"kernel": 1, "bias": 0, "second": 0}),
+    transposed: Head({"columns": 2, "return": 2, "rows": 1, "sum": 1}, {"table": 0}),
+    without_rule: Head({"columns": 2, "return": 1, "rows": 1, "sum": 3})}
 
 
 def make(head):

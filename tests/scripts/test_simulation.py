@@ -526,7 +526,9 @@ SERVERS = [entry for entry in json.loads((ROOT / "docs/results/servers.json").re
            if "turn" not in entry["run"]]
 HALVES = [entry for entry in json.loads((ROOT / "docs/results/bytes.json").read_text())
           if "poseidon-hfb" in entry["run"]["systems"]]
+HEADS = json.loads((ROOT / "docs/results/heads.json").read_text())
 OURS = {name: inputs.SYSTEMS[name] for name in ("poseidon", "poseidon-paper", "poseidon-ps")}
+COLUMNS = "poseidon+columns"
 # Where communication dominates, the factors of two layers arrived at the same time instead of one after the other,
 # so nothing was left to hide the rebuilding of the first (docs/performance.md).
 LESS_ALIKE = {("mlp", 10): 0.2}
@@ -547,8 +549,9 @@ OVERLAP = {"poseidon": inputs.SYSTEMS["poseidon"],
 
 @pytest.mark.parametrize("entry, systems, tolerance", [
     *((e, OURS, LESS_ALIKE.get((e["run"]["model"], e["run"]["gbps"]), 0.1)) for e in EMULATED),
-    *((e, OVERLAP, 0.05) for e in OVERLAPPING), *((e, inputs.SYSTEMS, 0.05) for e in HALVES + SERVERS)],
-    ids=[emulated_name(entry) for entry in EMULATED + OVERLAPPING + HALVES + SERVERS])
+    *((e, OVERLAP, 0.05) for e in OVERLAPPING),
+    *((e, inputs.SYSTEMS | {COLUMNS: inputs.SYSTEMS["poseidon"]}, 0.05) for e in HALVES + SERVERS + HEADS)],
+    ids=[emulated_name(entry) for entry in EMULATED + OVERLAPPING + HALVES + SERVERS + HEADS])
 def test_agrees_with_what_was_measured(entry, systems, tolerance):
     """Within a tenth, by the nominal rates of links, of which TCP's payload gets 0.94."""
     from evaluation.simulation import models  # late, since they import Keras
@@ -560,7 +563,9 @@ def test_agrees_with_what_was_measured(entry, systems, tolerance):
         gpus_per_node=run["ranks_per_host"], local_gbytes_per_s=math.inf,
         dedicated_servers=run.get("dedicated_servers", 0))
     steps = {row["system"]: row["step"]["median_ms"] for row in entry["results"] if row["system"] in systems}
-    simulated = {name: 1e3 * simulation.simulate(work, there, systems[name]).step_seconds for name in steps}
+    of_columns = models.of_columns(work, run["model"], entry["batch_size"], run["hosts"] * run["ranks_per_host"])
+    simulated = {name: 1e3 * simulation.simulate(of_columns if name == COLUMNS else work, there,
+                                                 systems[name]).step_seconds for name in steps}
     assert steps and simulated == pytest.approx(steps, rel=tolerance)
 
 
