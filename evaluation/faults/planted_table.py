@@ -247,7 +247,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
     "shards": (
         Planted("a working copy gets what its master was before", f"{_PARTITION}/preparation/working_copies.py",
                 "[resource, f\"^{master.name}\"], node)", "[resource], node)"),
-        Planted("weights decay before other ranks have begun the step", f"{_PARTITION}/early_updates.py",
+        Planted("weights decay before other ranks have begun the step", f"{_PARTITION}/updates/early_updates.py",
                 "            node.input.append(f\"^{waits[node.name]}\")\n", "            pass\n"),
         Planted("Keras' functions keep graphs of weights that are whole again",
                 "tf_poseidon/one_process/job_functions.py",

@@ -11,11 +11,11 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import grappler
-from tf_poseidon.graph_passes.partition import early_updates
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
 from tf_poseidon.graph_passes.partition.preparation import inline
 from tf_poseidon.graph_passes.partition.preparation import working_copies
 from tf_poseidon.graph_passes.partition.states import Division
+from tf_poseidon.graph_passes.partition.updates import early_updates
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
 BATCHES = (7, 1, 0, 12)

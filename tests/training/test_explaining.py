@@ -17,7 +17,7 @@ import pytest
 
 import tf_poseidon as poseidon
 from tf_poseidon.explanations import explaining
-from tf_poseidon.graph_passes.partition import early_updates
+from tf_poseidon.graph_passes.partition.updates import early_updates
 
 NAMES = tuple(explain_models.CASES) if "POSEIDON_ALL_CELLS" in os.environ else (
     "wide", "embedding", "own_step", "gan", "sequential", "whole_step", "columns")

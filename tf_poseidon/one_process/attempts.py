@@ -16,10 +16,10 @@ from tensorflow.core.framework import graph_pb2
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes.partition import awaited_reads
-from tf_poseidon.graph_passes.partition import early_updates
 from tf_poseidon.graph_passes.partition import partitioner
 from tf_poseidon.graph_passes.partition.states import Division
+from tf_poseidon.graph_passes.partition.updates import awaited_reads
+from tf_poseidon.graph_passes.partition.updates import early_updates
 from tf_poseidon.one_process.partition_options import PartitionOptions
 from tf_poseidon.one_process.sharding.master_weights import Copies
 
@@ -103,7 +103,7 @@ class Attempts:
         promising = sorted((-saved[division.layout], name) for name, division in weights.items()
                            if saved.get(division.layout, 0) > 0 and name not in attempt.graph.shards)
         for _, name in promising[:_MOST_TRIED]:
-            for division in (weights[name], weights[name]._replace(divided=1 - weights[name].divided)):
+            for division in (weights[name], weights[name].along(1 - weights[name].divided)):
                 other = self.divided(attempt, {name: division}, all_weights)
                 other_plan = self._plan(other.graph) if name in other.graph.shards else None
                 if other_plan is not None and other_plan.step_seconds is not None and (

@@ -97,6 +97,10 @@ class Division(typing.NamedTuple):
         """Whether servers own columns or rows of a matrix."""
         return self.divided >= 0
 
+    def along(self, dimension: int) -> "Division":
+        """Returns that of the same matrix by a dimension."""
+        return Division(self.layout, self.owner, dimension, self.columns)
+
     @property
     def attributes(self) -> dict[str, str | int]:
         """The attributes of the ops of shards that say so, apart from defaults."""

@@ -2,8 +2,8 @@
 
 A thread of each rank answers, whatever its program does meanwhile. The answer is what the reader's program would see in
 one process: each rank that is asked may be behind, and then the thread waits until it has come as far; or ahead, in a
-step that cannot change its shard before the reader is in it (graph_passes/partition/early_updates.py). An assignment
-outside of steps waits for nobody: so a rank keeps what it held before the last one.
+step that cannot change its shard before the reader is in it (graph_passes/partition/updates/early_updates.py). An
+assignment outside of steps waits for nobody: so a rank keeps what it held before the last one.
 
 Tests: tests/training/test_saving.py, tests/unit/test_shard_service.py.
 """

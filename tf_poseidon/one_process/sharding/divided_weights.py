@@ -76,7 +76,7 @@ def in_pairs(graph_def: graph_pb2.GraphDef, weights: Mapping[str, Division]) -> 
                 taking = of_products[product]
                 if taking != name and found[taking] == weights[taking]:
                     inputs = 1 - _outputs(graph.nodes[product])
-                    found[taking] = weights[taking]._replace(divided=inputs)
+                    found[taking] = weights[taking].along(inputs)
     return found
 
 
