@@ -17,8 +17,8 @@ from tf_poseidon.job.job_variables.shard_service import ShardService
 from tf_poseidon.job.row_shares import RowShares
 from tf_poseidon.job.verify import Verifier
 
-# Fewer elements of a matrix, or of a vector, are not worth dividing; so many have no memory before that is decided.
-_LEAST_DIVIDED, _LEAST_VECTOR, _LARGE = 1 << 20, 1 << 10, 1 << 24
+# So many elements of a weight have no memory before it is decided whether it is divided.
+_LARGE = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,10 +70,7 @@ class Job:
 
     def may_divide(self, shape: tuple[int, ...]) -> bool:
         """Whether ranks may hold columns of a weight of some shape, or what belongs to columns, as biases do."""
-        if not self.divides_weights or len(shape) not in (1, 2):
-            return False
-        least = _LEAST_DIVIDED if len(shape) == 2 else _LEAST_VECTOR
-        return self.graph_pass.session.planner.divides_weights or math.prod(shape) >= least
+        return self.divides_weights and self.graph_pass.session.planner.can_divide(shape)
 
     def waits_for_division(self, path: str, shape: tuple[int, ...]) -> bool:
         """Whether a weight has no memory before it is decided how much of it each rank holds."""

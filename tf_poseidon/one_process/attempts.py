@@ -96,7 +96,7 @@ class Attempts:
 
         One after the other, those first whose gradient takes longest; arguments as in `divided`.
         """
-        plan = self._plan(attempt.graph)
+        plan = self._plan(attempt.graph) if weights else None
         if plan is None or plan.step_seconds is None:
             return attempt
         seconds, saved = plan.step_seconds, self._most_saved(plan)

@@ -274,13 +274,14 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
 
     attempts = Attempts(graph_def, outputs, copies, may_be_shards, keeps_rows, options)
     weights = divided_weights.candidates(graph_def, variables, planned_masters)
-    wanted = divided_weights.in_pairs(graph_def, _wanted(weights, options))
+    wanted = _wanted(graph_def, weights, options)
     attempt = attempts.divided(attempts.settled(whole_weights), wanted, weights)
     refusals = tuple(_refusal(division.layout, attempt.graph) for name, division in wanted.items()
                      if name not in attempt.graph.shards)
     if options.session is not None and options.session.planner.may_divide:
         others = {name: division for name, division in weights.items()
-                  if planning.pinned(paths[name], options.session.planner.pins) is None}
+                  if division.columns > 1 and planning.is_worth_dividing(variables[name].shape)
+                  and planning.pinned(paths[name], options.session.planner.pins) is None}
         attempt = attempts.divided_if_shorter(attempt, others, weights)
     if options.memory_bytes is not None and _bytes(variables.values()) <= options.memory_bytes // 2:
         attempt = attempts.whole_if_shorter(attempt)
@@ -301,12 +302,18 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
     return _Parts(partitioned, results, divisions, copies.captures(masters), held_whole, divided, refusals)
 
 
-def _wanted(weights: Mapping[str, Division], options: PartitionOptions) -> dict[str, Division]:
-    """Returns those of some weights that the planner wants to be divided; vectors follow them."""
+def _wanted(graph_def: graph_pb2.GraphDef, weights: Mapping[str, Division],
+            options: PartitionOptions) -> dict[str, Division]:
+    """Returns those of some weights that the planner wants to be divided, and how; vectors follow them."""
     if options.session is None:
         return {}
-    paths = options.session.planner.divided_among([division.layout for division in weights.values()])
-    return {name: division for name, division in weights.items() if division.columns > 1 and division.layout in paths}
+    planner = options.session.planner
+    paths = planner.divided_among([division.layout for division in weights.values()])
+    wanted = {name: division for name, division in weights.items() if division.columns > 1 and division.layout in paths}
+    if planner.given is None:
+        return divided_weights.in_pairs(graph_def, wanted)
+    of_plan = {weight.path: weight.dimension for weight in planner.given.divided}
+    return {name: division.along(of_plan.get(division.layout, division.divided)) for name, division in wanted.items()}
 
 
 def _refusal(path: str, partitioned: partitioner.PartitionedGraph) -> str:

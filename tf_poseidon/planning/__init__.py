@@ -5,6 +5,7 @@ per site. All are frozen values. Ranks plan separately and must arrive at the sa
 depends only on its arguments.
 """
 
+from tf_poseidon.planning.choice.planner import is_worth_dividing
 from tf_poseidon.planning.choice.planner import Planner
 from tf_poseidon.planning.choice.policies import make_plan
 from tf_poseidon.planning.choice.policies import pinned
@@ -43,4 +44,4 @@ from tf_poseidon.planning.site import Slices
 __all__ = ["BROADCAST", "COLUMNS", "Cluster", "Cost", "DIVIDE", "Decision", "DividedWeight", "Exchange", "Factors",
            "GATHER", "HFB", "Memory", "POLICIES", "PS", "PartitionFacts", "Plan", "Planner", "RETURN", "SCATTER",
            "SCHEMES", "SFB", "SHARDS", "SPARSE", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe",
-           "least_saving", "linked_dense_bytes", "make_plan", "pinned", "unmatched_pins"]
+           "is_worth_dividing", "least_saving", "linked_dense_bytes", "make_plan", "pinned", "unmatched_pins"]

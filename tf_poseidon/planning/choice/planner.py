@@ -6,6 +6,7 @@ Tests: tests/unit/test_plan.py.
 from collections.abc import Collection
 from collections.abc import Sequence
 import dataclasses
+import math
 
 from tf_poseidon.planning.choice import merging
 from tf_poseidon.planning.choice.policies import make_plan
@@ -15,6 +16,14 @@ from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.partition_facts import COLUMNS
 from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.site import Site
+
+# Fewer elements of a matrix, or of a vector, are not worth dividing.
+_LEAST_ELEMENTS, _LEAST_OF_VECTOR = 1 << 20, 1 << 10
+
+
+def is_worth_dividing(shape: Sequence[int]) -> bool:
+    """Whether plans look at all at dividing a weight of a shape."""
+    return math.prod(shape) >= (_LEAST_ELEMENTS if len(shape) == 2 else _LEAST_OF_VECTOR)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +76,12 @@ class Planner:
     def may_divide(self) -> bool:
         """Whether plans are to say which other weights are divided: those by which a step is shorter."""
         return self.policy == "auto" and self.given is None
+
+    def can_divide(self, shape: Sequence[int]) -> bool:
+        """Whether weights of a shape, or what belongs to their columns, as biases do, may have to be divided."""
+        if len(shape) not in (1, 2):
+            return False
+        return self.divides_weights or self.may_divide and is_worth_dividing(shape)
 
     def divided_among(self, paths: Collection[str]) -> frozenset[str]:
         """Returns those of some paths of weights that are to be divided: by the given plan, or by pins."""
