@@ -1,7 +1,8 @@
-"""Trains a model with a head that ranks divide: divided_plans.py OUT [PLAN].
+"""Trains a model with a head that ranks divide: divided_plans.py OUT [PLAN | auto].
 
 OUT.npz gets the weights and losses of a step of the program's own, under `distribute`, and of `fit`; OUT.plan gets the
-plan of `fit`. With PLAN, the job follows this plan, and `fit` trains alone.
+plan of `fit`. With PLAN, the job follows this plan, and `fit` trains alone; with "auto", a head with more classes, of
+which plans say whether it is divided.
 """
 
 import pathlib
@@ -13,7 +14,8 @@ import tensorflow as tf
 
 import tf_poseidon as poseidon
 
-CLASSES, ROWS = 70, 24
+ROWS, MANY = 24, 1 << 16
+CLASSES = MANY if sys.argv[2:] == ["auto"] else 70
 X = np.random.default_rng(0).normal(size=(2 * ROWS, 12)).astype("float32")
 Y = np.random.default_rng(1).integers(0, CLASSES, 2 * ROWS)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -43,13 +45,14 @@ def train_by_own_step(model):
 
 
 def main():
-    out, plan = pathlib.Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
-    strategy = poseidon.PoseidonStrategy(plan=plan) if plan else poseidon.PoseidonStrategy(
-        pins={"*head/kernel": "columns"}, cluster=poseidon.Cluster(2))
+    out, given = pathlib.Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
+    cluster = poseidon.Cluster(2, bandwidth_gbps=1)
+    strategy = poseidon.PoseidonStrategy(cluster=cluster) if given == "auto" else poseidon.PoseidonStrategy(
+        plan=given) if given else poseidon.PoseidonStrategy(pins={"*head/kernel": "columns"}, cluster=cluster)
     keras.utils.set_random_seed(3)
     with strategy.scope():
         own, fitted = made("own"), made("fitted")
-    losses = [] if plan else train_by_own_step(own)
+    losses = [] if given else train_by_own_step(own)
     history = fitted.fit(X, Y, ROWS, 2, shuffle=False, verbose=0).history
     weights = [weight for model in (own, fitted) for weight in model.get_weights()]
     if strategy.rank == 0:
