@@ -122,9 +122,10 @@ def _weight_for(variable: keras.Variable, value: Any) -> Any:
     if job is None or not variable.trainable or isinstance(value, tf.Variable) or not tf.executing_eagerly() or (
             variable.dtype not in _MASTERS or variable.aggregation != "none"):
         return value
-    if not job.shard_update and not job.may_divide(tuple(variable.shape)):
+    dtype = tf.as_dtype(variable.dtype)
+    shape = tf.TensorShape(variable.shape) if callable(value) else tf.convert_to_tensor(value, dtype).shape
+    if not job.shard_update and not job.may_divide(tuple(shape)):
         return value
-    shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
     later = _drawn_later(tuple(shape), variable.dtype) if callable(value) and job.waits_for_division(
         variable.path, tuple(shape)) else None
     initial = later or Initial(value if callable(value) else lambda: value, None)
