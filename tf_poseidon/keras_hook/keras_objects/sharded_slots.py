@@ -16,6 +16,7 @@ from typing import Any
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_poseidon import planning
@@ -123,7 +124,7 @@ def _weight_for(variable: keras.Variable, value: Any) -> Any:
             variable.dtype not in _MASTERS or variable.aggregation != "none"):
         return value
     dtype = tf.as_dtype(variable.dtype)
-    shape = tf.TensorShape(variable.shape) if callable(value) else tf.convert_to_tensor(value, dtype).shape
+    shape = tf.TensorShape(variable.shape if callable(value) else np.shape(value))
     if not job.shard_update and not job.may_divide(tuple(shape)):
         return value
     later = _drawn_later(tuple(shape), variable.dtype) if callable(value) and job.waits_for_division(
