@@ -1,8 +1,8 @@
 """Trains a model with a head that ranks divide: divided_plans.py OUT [PLAN | auto].
 
-OUT.npz gets the weights and losses of a step of the program's own, under `distribute`, and of `fit`; OUT.plan gets the
-plan of `fit`. With PLAN, the job follows this plan, and `fit` trains alone; with "auto", a head with more classes, of
-which plans say whether it is divided.
+OUT.npz gets the weights and losses of a step of the program's own, under `distribute`, and of `fit`, and predictions of
+weights that were assigned before; OUT.plan gets the plan of `fit`. With PLAN, the job follows this plan, and `fit`
+trains alone; with "auto", a head with more classes, of which plans say whether it is divided.
 """
 
 import pathlib
@@ -52,11 +52,13 @@ def main():
     keras.utils.set_random_seed(3)
     with strategy.scope():
         own, fitted = made("own"), made("fitted")
+    fitted.set_weights([2 * weight for weight in fitted.get_weights()])  # before a step has divided any
+    predicted = fitted.predict(X, verbose=0)
     losses = [] if given else train_by_own_step(own)
     history = fitted.fit(X, Y, ROWS, 2, shuffle=False, verbose=0).history
     weights = [weight for model in (own, fitted) for weight in model.get_weights()]
     if strategy.rank == 0:
-        np.savez(f"{out}.npz", *weights, own=losses, fitted=history["loss"])
+        np.savez(f"{out}.npz", *weights, own=losses, predicted=predicted, fitted=history["loss"])
         if strategy.plan is not None:
             strategy.plan.save(f"{out}.plan")
 

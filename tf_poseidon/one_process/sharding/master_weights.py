@@ -49,9 +49,11 @@ class MasterWeight(ShardedVariable):
             self._holding.set(tf.cast(initial.whole(), dtype), Extent.WHOLE)
 
     def begin_whole(self) -> None:
-        """Makes every rank hold the whole, but not for good, if they hold nothing; all ranks call this together."""
+        """Makes every rank hold the whole, but not for good, unless functions know its shards; all ranks call this."""
         if self._holding.extent is Extent.NOTHING:
             self._holding.set(self._initial(), Extent.WHOLE)
+        elif self._holding.extent is Extent.SHARD and not self.holds_shard:  # assigned before a function has used it
+            self._gather()
 
     @property
     def copy(self) -> tf.Variable | None:
