@@ -240,6 +240,12 @@ def few_classes():
     return trained(network(5), *data(5))
 
 
+def given():
+    """A weight that begins with an array."""
+    array = np.random.default_rng(5).integers(-3, 4, (24, CLASSES)) / 4
+    return trained(network(kernel_initializer=keras.initializers.Constant(array)), *data())
+
+
 def in_one_execution():
     return trained(network(), *data(), compiled={"steps_per_execution": 4})
 
@@ -301,8 +307,8 @@ PROGRAMS = {
     **HEADS,
     **{name: functools.partial(optimizer, name) for name in OPTIMIZERS if name not in HEADS},
     **{program.__name__: program for program in (
-        probabilities, smoothed, multi_label, ranked, pair, weighted, class_weighted, few_classes, in_one_execution,
-        without_xla, used)},
+        probabilities, smoothed, multi_label, ranked, pair, weighted, class_weighted, few_classes, given,
+        in_one_execution, without_xla, used)},
     "temperature": on_logits(lambda logits: logits / 0.7), "masked": on_logits(masked),
     "table-adam": functools.partial(table, optimizer=functools.partial(keras.optimizers.Adam, epsilon=1e-3)),
     "table-rmsprop": functools.partial(table, optimizer=functools.partial(keras.optimizers.RMSprop, epsilon=1e-3)),

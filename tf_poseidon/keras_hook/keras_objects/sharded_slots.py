@@ -32,7 +32,7 @@ from tf_poseidon.one_process.sharding.sharded_variables import ShardedVariable
 _ACCUMULATOR = "gradient_accumulator"
 # The types of variables that may be cast to 16 bits wherever layers read them.
 _MASTERS = ("float32", "float64")
-# Initializers that give all elements the same value.
+# Initializers that give all elements the same value, if that is a number.
 _CONSTANT = (keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.Constant)
 # Those that draw by TensorFlow alone.
 _RANDOM = (keras.initializers.RandomUniform, keras.initializers.RandomNormal, keras.initializers.TruncatedNormal,
@@ -109,7 +109,7 @@ def variable_for(variable: keras.Variable, value: Any) -> Any:
     if reference.job is None or not callable(value) or isinstance(value, tf.Variable):
         return value
     path, initializer, job = reference.path, reference.initializer, reference.job
-    of_size = (lambda size: initializer((size,), dtype=variable.dtype)) if isinstance(initializer, _CONSTANT) else None
+    of_size = (lambda size: initializer((size,), dtype=variable.dtype)) if _is_constant(initializer) else None
     return ShardedVariable(variable.path, path, tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype),
                            Initial(value, of_size), job)
 
@@ -143,11 +143,15 @@ def _drawn_later(shape: tuple[int, ...], dtype: str) -> Initial | None:
     def whole() -> tf.Tensor:
         return initializer(shape, dtype=dtype)
 
-    if isinstance(initializer, _CONSTANT):
+    if _is_constant(initializer):
         return Initial(whole, lambda size: initializer((size,), dtype=dtype))
     is_drawn_alike = isinstance(initializer, _RANDOM) and isinstance(initializer.seed, int)
     parts = initial_values.traced(whole) if is_drawn_alike else None
     return None if parts is None else Initial(whole, None, parts)
+
+
+def _is_constant(initializer: Any) -> bool:
+    return isinstance(initializer, _CONSTANT) and np.ndim(getattr(initializer, "value", 0)) == 0
 
 
 def masters(optimizers: Iterable[keras.optimizers.Optimizer]) -> dict[int, str]:
