@@ -374,13 +374,14 @@ PATHS = ("net/head/kernel", "net/head/bias", "net/body/kernel")
 
 
 @pytest.mark.parametrize("planner, paths, expected", [
-    (planning.Planner(planning.Cluster(4)), PATHS, ()),
-    (planning.Planner(planning.Cluster(4), pins=(("*/kernel", "ps"), ("*", "columns"))), PATHS, PATHS[1:2]),
-    (planning.Planner(planning.Cluster(4), given=FULL), PATHS, PATHS[:2]),
-    (planning.Planner(planning.Cluster(4), given=FULL), ("head/kernel", "head/bias"), ("head/kernel", "head/bias"))],
+    (planning.Planner(planning.Cluster(4)), PATHS, {}),
+    (planning.Planner(planning.Cluster(4), pins=(("*/kernel", "ps"), ("*", "columns"))), PATHS, {PATHS[1]: None}),
+    (planning.Planner(planning.Cluster(4), given=FULL), PATHS, {PATHS[0]: 1, PATHS[1]: 0}),
+    (planning.Planner(planning.Cluster(4), given=FULL), ("head/kernel", "head/bias"),
+     {"head/kernel": 1, "head/bias": 0})],
     ids=["by policy", "pins", "a plan", "a plan for other names"])
 def test_planners_say_which_weights_are_divided(planner, paths, expected):
-    assert planner.divided_among(paths) == set(expected)
+    assert planner.divided_among(paths) == expected
     assert planner.divides_weights == bool(expected)
 
 

@@ -304,16 +304,14 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
 
 def _wanted(graph_def: graph_pb2.GraphDef, weights: Mapping[str, Division],
             options: PartitionOptions) -> dict[str, Division]:
-    """Returns those of some weights that the planner wants to be divided, and how; vectors follow them."""
+    """Returns those of some weights that the planner wants to be divided, as it says; vectors follow them."""
     if options.session is None:
         return {}
-    planner = options.session.planner
-    paths = planner.divided_among([division.layout for division in weights.values()])
-    wanted = {name: division for name, division in weights.items() if division.columns > 1 and division.layout in paths}
-    if planner.given is None:
-        return divided_weights.in_pairs(graph_def, wanted)
-    of_plan = {weight.path: weight.dimension for weight in planner.given.divided}
-    return {name: division.along(of_plan.get(division.layout, division.divided)) for name, division in wanted.items()}
+    dimensions = options.session.planner.divided_among([division.layout for division in weights.values()])
+    wanted = divided_weights.in_pairs(graph_def, {
+        name: division for name, division in weights.items() if division.columns > 1 and division.layout in dimensions})
+    return {name: division if (dimension := dimensions[division.layout]) is None else division.along(dimension)
+            for name, division in wanted.items()}
 
 
 def _refusal(path: str, partitioned: partitioner.PartitionedGraph) -> str:

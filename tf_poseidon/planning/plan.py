@@ -160,11 +160,11 @@ class Plan:
         """
         return self.renamed(_counterparts({site.name for site in self.sites}, {site.name for site in sites}))
 
-    def divided_among(self, paths: Iterable[str]) -> frozenset[str]:
-        """Returns those of the paths of a graph's variables that it divides; names may differ as in `fitted`."""
-        planned, given_paths = {weight.path for weight in self.divided}, frozenset(paths)
-        names = _counterparts(planned, given_paths)
-        return given_paths & {names.get(path, path) for path in planned}
+    def divided_among(self, paths: Iterable[str]) -> dict[str, int]:
+        """Returns {path: dimension} of a graph's variables that it divides; names may differ as in `fitted`."""
+        planned, given_paths = {weight.path: weight.dimension for weight in self.divided}, frozenset(paths)
+        names = {path: path for path in planned} | _counterparts(planned.keys(), given_paths)
+        return {names[path]: dimension for path, dimension in planned.items() if names[path] in given_paths}
 
     def renamed(self, names: Mapping[str, str]) -> "Plan":
         """Returns this plan with new names of sites and groups in place of old ones."""

@@ -4,6 +4,7 @@ Tests: tests/unit/test_plan.py.
 """
 
 from collections.abc import Collection
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
@@ -83,11 +84,15 @@ class Planner:
             return False
         return self.divides_weights or self.may_divide and is_worth_dividing(shape)
 
-    def divided_among(self, paths: Collection[str]) -> frozenset[str]:
-        """Returns those of some paths of weights that are to be divided: by the given plan, or by pins."""
+    def divided_among(self, paths: Collection[str]) -> Mapping[str, int | None]:
+        """Returns those of some paths of weights that are to be divided: by the given plan, or by pins.
+
+        Returns:
+            {path: the dimension that the plan says; None by pins}.
+        """
         if self.given is not None:
             return self.given.divided_among(paths)
-        return frozenset(path for path in paths if pinned(path, self.pins) == COLUMNS)
+        return {path: None for path in paths if pinned(path, self.pins) == COLUMNS}
 
     def by_policy(self) -> "Planner":
         """Returns a planner that follows no given plan, for graphs that the plan was not made for."""
