@@ -21,6 +21,7 @@ from tf_poseidon.job.job_variables.holdings import Initial
 from tf_poseidon.job.job_variables.shard_service import ShardService
 from tf_poseidon.keras_hook.keras_objects import sharded_slots
 from tf_poseidon.one_process.sharding import master_weights
+from tf_poseidon.one_process.sharding.sharded_variables import ShardedVariable
 from tf_poseidon.options import JobOptions
 
 SHAPE = (40, 50)  # in several KV pairs
@@ -170,6 +171,23 @@ def test_a_weight_is_freed_with_its_model(ranks):
     weight = _weight(job)
     is_alive = weakref.ref(weight)
     del weight
+    gc.collect()
+    assert is_alive() is None
+
+
+def test_a_slot_is_freed_with_its_optimizer(ranks, monkeypatch):
+    job = types.SimpleNamespace(shards=ranks[0].service, shard_update=True)
+    monkeypatch.setattr(sharded_slots, "_job", lambda: job)
+    slot = keras.Variable("zeros", SHAPE)
+
+    def initialize(variable, initializer):  # as Keras does
+        variable._value = sharded_slots.variable_for(variable, lambda: initializer(variable.shape))
+
+    sharded_slots.add_variable(lambda *_: sharded_slots.initialize_with_initializer(
+        initialize, slot, keras.initializers.Zeros()), None, SHAPE)
+    assert isinstance(slot.value, ShardedVariable)
+    is_alive = weakref.ref(slot.value)
+    del slot
     gc.collect()
     assert is_alive() is None
 

@@ -44,12 +44,10 @@ class _Reference(NamedTuple):
 
     Attributes:
         path: The path of the trained variable; "" if that is unknown.
-        initializer: The variable's initializer.
         job: The job; None if the variable is not sharded.
     """
 
     path: str
-    initializer: Any
     job: Job | None
 
 
@@ -67,7 +65,7 @@ def add_variable_from_reference(original: Callable[..., Any], optimizer: keras.o
         job = None
     if job is not None and not job.shard_update and not isinstance(reference_variable.value, MasterWeight):
         job = None
-    with holding(_reference, _Reference(path, keras.initializers.get(initializer), job)):
+    with holding(_reference, _Reference(path, job)):
         return original(optimizer, reference_variable, name=name, initializer=initializer)
 
 
@@ -82,8 +80,7 @@ def add_variable(original: Callable[..., Any], optimizer: keras.optimizers.Optim
                  initializer: Any = "zeros", *args: Any, **kwargs: Any) -> keras.Variable:
     """Adds a variable that one rank may hold, if the strategy says so, unless it is a number."""
     job = _job() if shape else None
-    reference = _reference.get() or _Reference("", keras.initializers.get(initializer),
-                                               job if job is not None and job.shard_update else None)
+    reference = _reference.get() or _Reference("", job if job is not None and job.shard_update else None)
     with holding(_reference, reference):
         return original(optimizer, shape, initializer, *args, **kwargs)
 
@@ -108,10 +105,9 @@ def variable_for(variable: keras.Variable, value: Any) -> Any:
         return _weight_for(variable, value)
     if reference.job is None or not callable(value) or isinstance(value, tf.Variable):
         return value
-    path, initializer, job = reference.path, reference.initializer, reference.job
-    of_size = (lambda size: initializer((size,), dtype=variable.dtype)) if _is_constant(initializer) else None
-    return ShardedVariable(variable.path, path, tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype),
-                           Initial(value, of_size), job)
+    shape, dtype = tuple(variable.shape), variable.dtype
+    return ShardedVariable(variable.path, reference.path, tf.TensorShape(shape), tf.as_dtype(dtype),
+                           _initial(_initializer.get(), shape, dtype), reference.job)
 
 
 def _weight_for(variable: keras.Variable, value: Any) -> Any:
@@ -139,19 +135,19 @@ def _weight_for(variable: keras.Variable, value: Any) -> Any:
 def _drawn_later(shape: tuple[int, ...], dtype: str) -> Initial | None:
     """Returns what the initializer returns, of which parts can be drawn, whenever that happens; None otherwise."""
     initializer = _initializer.get()
-
-    def whole() -> tf.Tensor:
-        return initializer(shape, dtype=dtype)
-
-    if _is_constant(initializer):
-        return Initial(whole, lambda size: initializer((size,), dtype=dtype))
+    initial = _initial(initializer, shape, dtype)
+    if initial.of_size is not None:
+        return initial
     is_drawn_alike = isinstance(initializer, _RANDOM) and isinstance(initializer.seed, int)
-    parts = initial_values.traced(whole) if is_drawn_alike else None
-    return None if parts is None else Initial(whole, None, parts)
+    parts = initial_values.traced(initial.whole) if is_drawn_alike else None
+    return None if parts is None else Initial(initial.whole, None, parts)
 
 
-def _is_constant(initializer: Any) -> bool:
-    return isinstance(initializer, _CONSTANT) and np.ndim(getattr(initializer, "value", 0)) == 0
+def _initial(initializer: Any, shape: tuple[int, ...], dtype: str) -> Initial:
+    """Returns what an initializer returns, without the variable: what is held of one outlives it."""
+    is_constant = isinstance(initializer, _CONSTANT) and np.ndim(getattr(initializer, "value", 0)) == 0
+    return Initial(lambda: initializer(shape, dtype=dtype),
+                   (lambda size: initializer((size,), dtype=dtype)) if is_constant else None)
 
 
 def masters(optimizers: Iterable[keras.optimizers.Optimizer]) -> dict[int, str]:
