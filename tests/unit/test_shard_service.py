@@ -178,16 +178,16 @@ def test_a_weight_is_freed_with_its_model(ranks):
 def test_a_slot_is_freed_with_its_optimizer(ranks, monkeypatch):
     job = types.SimpleNamespace(shards=ranks[0].service, shard_update=True)
     monkeypatch.setattr(sharded_slots, "_job", lambda: job)
-    slot = keras.Variable("zeros", SHAPE)
+    slots = [keras.Variable("zeros", SHAPE)]
 
     def initialize(variable, initializer):  # as Keras does
         variable._value = sharded_slots.variable_for(variable, lambda: initializer(variable.shape))
 
     sharded_slots.add_variable(lambda *_: sharded_slots.initialize_with_initializer(
-        initialize, slot, keras.initializers.Zeros()), None, SHAPE)
-    assert isinstance(slot.value, ShardedVariable)
-    is_alive = weakref.ref(slot.value)
-    del slot
+        initialize, slots[0], keras.initializers.Zeros()), None, SHAPE)
+    assert isinstance(slots[0].value, ShardedVariable)
+    is_alive = weakref.ref(slots[0].value)
+    slots.clear()
     gc.collect()
     assert is_alive() is None
 
