@@ -111,7 +111,7 @@ PARTS = {
     ],
     # Every way in which a head's gradient can travel, and not at all.
     "heads": [Run("bert_base_head", hosts, gbps, _HEADS, dilation=dilation, shrink=4)
-              for hosts, gbps, dilation in ((4, 1, 2), (8, 1, 4), (4, 10, 20), (8, 10, 40))] + [
+              for hosts, gbps, dilation in ((4, 1, 8), (8, 1, 4), (4, 10, 80), (8, 10, 40))] + [
         Run("vgg19_22k", 4, gbps, _HEADS, shrink=16, dilation=dilation) for gbps, dilation in ((1, 0.5), (10, 4))],
     "servers": [Run("resnet50", 4, 1, "poseidon-ps", profile="titan_x_tf", dilation=4, shrink=4,
                     dedicated_servers=number, turn=turn) for turn in range(_TURNS) for number in (0, 1, 2, 4)],

@@ -204,7 +204,7 @@ def test_a_weight_is_wanted_by_graphs_that_run(ranks):
                                                 ({"aggregation": "mean"}, False)])
 def test_masters_are_trained_in_float(ranks, monkeypatch, options, is_master):
     job = types.SimpleNamespace(shards=ranks[0].service, new_variables=types.SimpleNamespace(add=lambda weight: None),
-                                shard_update=True, waits_for_division=lambda path, shape: False)
+                                shard_update=True, is_to_divide=lambda path: False)
     monkeypatch.setattr(sharded_slots, "_job", lambda: job)
     variable = keras.Variable("zeros", SHAPE, **{"dtype": "float32"} | options)
     value = sharded_slots.variable_for(variable, lambda: tf.zeros(SHAPE))

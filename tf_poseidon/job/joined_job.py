@@ -6,7 +6,6 @@ Tests: tests/training/test_training.py.
 """
 
 import dataclasses
-import math
 
 from tf_poseidon import grappler
 from tf_poseidon.job import failures
@@ -16,9 +15,6 @@ from tf_poseidon.job.job_variables import new_variables
 from tf_poseidon.job.job_variables.shard_service import ShardService
 from tf_poseidon.job.row_shares import RowShares
 from tf_poseidon.job.verify import Verifier
-
-# So many elements of a weight have no memory before it is decided whether it is divided.
-_LARGE = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,10 +67,6 @@ class Job:
     def may_divide(self, shape: tuple[int, ...]) -> bool:
         """Whether ranks may hold columns of a weight of some shape, or what belongs to columns, as biases do."""
         return self.divides_weights and self.graph_pass.session.planner.can_divide(shape)
-
-    def waits_for_division(self, path: str, shape: tuple[int, ...]) -> bool:
-        """Whether a weight has no memory before it is decided how much of it each rank holds."""
-        return self.may_divide(shape) and (math.prod(shape) >= _LARGE or self.is_to_divide(path))
 
     def is_to_divide(self, path: str) -> bool:
         """Whether ranks are to hold columns of the weight of a path, if they can: by a pin, or by a given plan."""

@@ -123,8 +123,9 @@ def _weight_for(variable: keras.Variable, value: Any) -> Any:
     shape = tf.TensorShape(variable.shape if callable(value) else np.shape(value))
     if not job.shard_update and not job.may_divide(tuple(shape)):
         return value
-    later = _drawn_later(tuple(shape), variable.dtype) if callable(value) and job.waits_for_division(
-        variable.path, tuple(shape)) else None
+    # No rank has memory for what each is to have a part of.
+    later = _drawn_later(tuple(shape), variable.dtype) if callable(value) and len(shape) == 2 and (
+        job.is_to_divide(variable.path)) else None
     initial = later or Initial(value if callable(value) else lambda: value, None)
     weight = MasterWeight(variable.path, variable.name, shape, dtype, initial, job, is_held=later is None)
     if later is None:

@@ -83,6 +83,7 @@ class Conversions:
             emitter: What writes for rules.
         """
         self._emitter = emitter
+        self._elements_of_columns: dict[tuple[str, Columns], float] = {}  # that are exchanged to compute them again
         self._written = written
         self._sizes = written.sizes
         self._graph = written.original
@@ -254,6 +255,8 @@ class Conversions:
 
     def _exchanged_elements(self, name: str, state: Columns) -> float:
         """Returns how many elements are exchanged if columns of a tensor are computed again; ends as graphs do."""
+        if (name, state) in self._elements_of_columns:
+            return self._elements_of_columns[name, state]
         outcome, elements = self._made(name, state), 0.0
         assert outcome is not None
         for tensor, takes in zip(map(canonical, self._graph.inputs(self._graph.node(name))), outcome.takes):
@@ -264,6 +267,7 @@ class Conversions:
             again = isinstance(takes, Columns) and self._made(tensor, takes) is not None
             elements += min(self._elements(tensor), self._exchanged_elements(tensor, takes) if again and isinstance(
                 takes, Columns) else math.inf)
+        self._elements_of_columns[name, state] = elements
         return elements
 
     def _elements(self, name: str) -> float:
