@@ -264,11 +264,15 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
     may_be_shards |= {
         name: variable.division.layout for name, variable in sharded.items()
         if variable.may_hold_shard and (name in copies.candidates or not _is_master(variable))}
+    # Unless updates are divided, slots of weights that may be are shards only with these.
+    of_weights = {*planned_masters.values(), *(
+        paths[name] for name, variable in sharded.items() if _is_master(variable))}
     held_divisions = sorted(variable.division for variable in sharded.values() if variable.holds_shard)
     whole_weights = partitioner.KnownVariables(
         paths | copies.named(paths), summands=_named(variables, held), candidates=_named(variables, candidates or ()),
         shards={name: variable.division.layout for name, variable in sharded.items() if variable.holds_shard},
-        shard_candidates=may_be_shards if options.shard_update else {},
+        shard_candidates={name: layout for name, layout in may_be_shards.items()
+                          if options.shard_update or layout not in of_weights},
         divisions={division.layout: division for division in held_divisions},  # of several of a layout, an owner's
         divided=divided_weights.layouts(sharded.values()), loads=options.loads)
 
