@@ -31,7 +31,7 @@ from evaluation import output
 import tf_poseidon as poseidon
 
 _JSON = output.json_flag()
-_RANKS = flags.DEFINE_integer("ranks", 4, "Number of ranks.", lower_bound=2)
+_RANKS = flags.DEFINE_integer("ranks", 4, "Number of ranks.", lower_bound=1)
 _CLASSES = flags.DEFINE_integer("classes", 1_000_000, "Outputs of the head.", lower_bound=1)
 _FEATURES = flags.DEFINE_integer("features", 256, "Its inputs.", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Jobs of each kind.", lower_bound=1)
@@ -120,7 +120,7 @@ def main(_: list[str]) -> None:
     for ranks, of_ranks in jobs.items():
         peaks = sorted(trained.peak_bytes for job in of_ranks for trained in job)
         seconds = sorted(second for job in of_ranks for second in job[0].step_seconds)
-        rows.append([ranks, f"{statistics.median(peaks) / 1e9:.2f}", f"{peaks[0] / 1e9:.2f}-{peaks[-1] / 1e9:.2f}",
+        rows.append([f"{ranks}", f"{statistics.median(peaks) / 1e9:.2f}", f"{peaks[0] / 1e9:.2f}-{peaks[-1] / 1e9:.2f}",
                      f"{statistics.median(peaks) / alone:.3f}", f"{peaks[-1] / alone:.3f}",
                      f"{statistics.median(seconds):.2f}"])
     output.show(f"{_CLASSES.value:,} classes x {_FEATURES.value}, Adam", [
