@@ -15,6 +15,8 @@ from partition_table import K
 import partitioning
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon import grappler
 from tf_poseidon.graph_passes.partition import partitioner as partition_lib
@@ -22,6 +24,7 @@ from tf_poseidon.graph_passes.partition.preparation import inline
 from tf_poseidon.graph_passes.partition.rules import columns
 from tf_poseidon.graph_passes.partition.rules.columns import makers
 from tf_poseidon.graph_passes.partition.states import Division
+from tf_poseidon.graph_passes.partition.updates import awaited_reads
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
 BATCHES = (7, 1, 0, 12)
@@ -298,3 +301,17 @@ def test_heads_run_on_columns(head):
                     np.testing.assert_allclose(of_all[rank], value, rtol=1e-11, atol=1e-11,
                                                err_msg=f"{name} on rank {rank} of {size} after step {number}")
                     assert of_all[rank].tobytes() == of_all[0].tobytes(), f"bits of {name} on rank {rank} of {size}"
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_updates_wait_for_what_computes_with_a_weight(is_before):
+    """Not for what reads it when it is updated, and never in a circle."""
+    nodes = [("v", "VarHandleOp", []), ("x", "Placeholder", []), ("read", "ReadVariableOp", ["v"]),
+             ("flat", "Reshape", ["read", "x"]), ("errors", "MatMul", ["flat", "x", *["^update"] * is_before]),
+             ("update", "AssignSubVariableOp", ["v", "x"]), ("again", "ReadVariableOp", ["v", "^update"]),
+             ("later", "Neg", ["again"])]
+    graph_def = graph_pb2.GraphDef(node=[node_def_pb2.NodeDef(name=name, op=op, input=inputs)
+                                         for name, op, inputs in nodes])
+    waiting = {node.name: list(node.input) for node in awaited_reads.awaited(graph_def, ["v"]).node}
+    assert waiting["update"] == ["v", "x", *["^errors"] * (not is_before)]
+    assert awaited_reads.awaited(graph_def, []) == graph_def
