@@ -12,10 +12,10 @@ from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
+from tf_poseidon.graph_passes.partition.updates import run_order
 
 _READ, _ASSIGN = "ReadVariableOp", "Assign"
 _SAME_MEMORY = ("Reshape", "Identity")
-_ENTERS, _BRANCHES = ("Enter", "RefEnter"), ("Switch", "RefSwitch")
 
 
 def awaited(graph_def: graph_pb2.GraphDef, names: Collection[str]) -> graph_pb2.GraphDef:
@@ -32,7 +32,8 @@ def awaited(graph_def: graph_pb2.GraphDef, names: Collection[str]) -> graph_pb2.
     result = graph_pb2.GraphDef()
     result.CopyFrom(graph_def)
     graph = graph_lib.Graph(graph_def)
-    elsewhere = _behind(graph, [node.name for node in graph_def.node if node.op in (*_ENTERS, *_BRANCHES)], {})
+    elsewhere = run_order.behind(graph, [node.name for node in graph_def.node
+                                         if node.op in (*run_order.ENTERS, *run_order.BRANCHES)])
     added: dict[str, set[str]] = {}  # by name of an op: the assignments that wait for it
     for node in result.node:
         if not node.op.startswith(_ASSIGN) or node.name in elsewhere:
@@ -40,7 +41,7 @@ def awaited(graph_def: graph_pb2.GraphDef, names: Collection[str]) -> graph_pb2.
         source = variables_lib.source(graph, node.input[0])
         if source not in names:
             continue
-        behind = _behind(graph, [node.name], added)
+        behind = run_order.behind(graph, [node.name], added)
         for user in _users(graph, source):
             if user not in behind and user not in elsewhere:
                 node.input.append(f"^{user}")
@@ -60,15 +61,3 @@ def _users(graph: graph_lib.Graph, source: str) -> list[str]:
         elif not holders.isdisjoint(map(graph_lib.node_of, inputs)):
             users.append(node.name)
     return users
-
-
-def _behind(graph: graph_lib.Graph, names: list[str], added: dict[str, set[str]]) -> set[str]:
-    """Returns the names of nodes, and of those that run after them, also by edges that were added."""
-    queue, seen = list(names), set[str]()
-    while queue:
-        name = queue.pop()
-        if name not in seen:
-            seen.add(name)
-            queue += [reader.name for reader in graph.consumers(name)]
-            queue += added.get(name, ())
-    return seen

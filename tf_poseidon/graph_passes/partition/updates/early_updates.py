@@ -7,7 +7,6 @@ Tests: tests/graphs/test_partition_shards.py.
 """
 
 from collections.abc import Collection
-from collections.abc import Iterable
 from collections.abc import Mapping
 
 from tensorflow.core.framework import graph_pb2
@@ -15,11 +14,11 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
+from tf_poseidon.graph_passes.partition.updates import run_order
 
 _SCATTER, _SYNC = "PoseidonReduceScatter", "PoseidonSync"
 # What has something of all ranks.
 _SUMS = (_SYNC, "PoseidonSyncSlices", _SCATTER, "PoseidonAllGather", "PoseidonReduceScatterRows")
-_ENTERS, _BRANCHES = ("Enter", "RefEnter"), ("Switch", "RefSwitch")
 
 
 def find(graph_def: graph_pb2.GraphDef, variables: Collection[str]) -> set[str]:
@@ -41,11 +40,12 @@ def delayed(graph_def: graph_pb2.GraphDef, shards: Mapping[str, str]) -> graph_p
     early = _early(graph, shards)
     if not early:
         return graph_def
-    in_loops = _behind(graph, [node for node in graph_def.node if node.op in _ENTERS])
-    not_always = in_loops | _behind(graph, [node for node in graph_def.node if node.op in _BRANCHES])
+    in_loops = run_order.behind(graph, (node.name for node in graph_def.node if node.op in run_order.ENTERS))
+    not_always = in_loops | run_order.behind(graph, (
+        node.name for node in graph_def.node if node.op in run_order.BRANCHES))
     scatters = {node.attr["layout"].s.decode(): node.name for node in graph_def.node
                 if node.name not in not_always and (node.op == _SCATTER or _is_shard_of_sum(graph, node))}
-    behind = _behind(graph, [node for node, _ in early])
+    behind = run_order.behind(graph, [node.name for node, _ in early])
     # Of what is divided, ranks exchange no gradient, but what they compute it from.
     others = next((node.name for node in graph.ordered
                    if node.op in _SUMS and node.name not in not_always | behind), "")
@@ -72,17 +72,6 @@ def _early(graph: graph_lib.Graph, variables: Collection[str]) -> list[tuple[nod
             found += [(node, source) for tensor in graph.inputs(node)
                       if (source := variables_lib.source(graph, tensor)) in variables]
     return found
-
-
-def _behind(graph: graph_lib.Graph, nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
-    """Returns the names of the nodes that run after some nodes, and of these."""
-    queue, seen = [node.name for node in nodes], set[str]()
-    while queue:
-        name = queue.pop()
-        if name not in seen:
-            seen.add(name)
-            queue += [reader.name for reader in graph.consumers(name)]
-    return seen
 
 
 def _is_shard_of_sum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:
