@@ -23,6 +23,9 @@ from tf_poseidon.errors import PlanError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import Cluster
 from tf_poseidon.planning import Plan
+from tf_poseidon.staleness.bounds import DSSP
+from tf_poseidon.staleness.bounds import SSP
+from tf_poseidon.staleness.version_log import VersionLog
 
 # Modules of the names whose import loads TensorFlow; they are imported on first use.
 _LATE = {
@@ -40,8 +43,8 @@ _LATE = {
     "strip": "saved_graphs.rewriting",
 }
 
-__all__ = ["Cluster", "ConfigurationError", "GraphError", "JobEndedError", "JobError", "Plan", "PlanError",
-           "PoseidonError", *_LATE]
+__all__ = ["Cluster", "ConfigurationError", "DSSP", "GraphError", "JobEndedError", "JobError", "Plan", "PlanError",
+           "PoseidonError", "SSP", "VersionLog", *_LATE]
 
 
 def __getattr__(name: str) -> object:

@@ -13,6 +13,8 @@ from typing import Any
 
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.staleness import bounds
+from tf_poseidon.staleness.version_log import VersionLog
 
 WIRE_DTYPES = (None, "bfloat16")
 INPUTS = ("exact", "independent")
@@ -108,8 +110,9 @@ class TrainingOptions:
     """How training functions are rewritten and checked.
 
     Attributes:
-        policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm, verify, rows, input, shard_update:
-            Same as in `PoseidonStrategy`; pins are pairs.
+        policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm, verify, rows, input, shard_update,
+            versions: Same as in `PoseidonStrategy`; pins are pairs.
+        synchrony: By how much the weights that workers read may be stale; None if not at all.
 
     Raises:
         ConfigurationError: If a value is out of range, or two contradict each other, for any job.
@@ -127,6 +130,8 @@ class TrainingOptions:
     rows: Sequence[int] | str | None = None
     input: str = "exact"
     shard_update: bool | str = False
+    synchrony: bounds.Synchrony | None = None
+    versions: VersionLog | None = None
 
     def __post_init__(self) -> None:
         planning.make_plan((), self.policy, planning.Cluster(1), self.pins)  # checks policy and pins
@@ -161,6 +166,28 @@ class TrainingOptions:
             raise ConfigurationError(
                 f"verify={self.verify} compares gradients with their exact sums, but wire_dtype="
                 f"{self.wire_dtype!r} rounds them; omit one of the two.")
+        self._check_synchrony()
+
+    def _check_synchrony(self) -> None:
+        """Refuses what cannot go together with stale weights; gradients then travel by the parameter server."""
+        if self.synchrony is None:
+            if self.versions is not None:
+                raise ConfigurationError("versions= was given, but all ranks read the latest one with synchrony='bsp'; "
+                                         "give the synchrony of the run that has written it, "
+                                         f"{self.versions.synchrony}.")
+            return
+        others = {"policy": (self.policy, (AUTO, planning.PS)), "plan": (self.plan, (None,)),
+                  "pins": (self.pins, ((),)), "wire_dtype": (self.wire_dtype, (None,)),
+                  "merge": (self.merge, (False,)),
+                  "global_batch_norm": (self.global_batch_norm, (False,)), "verify": (self.verify, (None,)),
+                  "rows": (self.rows if self.rows == BALANCED else None, (None,)),
+                  "shard_update": (self.shard_update, (False,))}
+        for name, (value, possible) in others.items():
+            if value not in possible:
+                raise ConfigurationError(
+                    f"{name}={value!r} is not possible with synchrony={self.synchrony}, by which servers add up whole "
+                    "gradients and ranks are at different clocks; omit one of the two.")
+        object.__setattr__(self, "policy", planning.PS)
 
     @property
     def given_row_shares(self) -> tuple[int, ...] | None:
@@ -213,6 +240,10 @@ class TrainingOptions:
             raise _not_with_own_ops("gpus_per_node", cluster.gpus_per_node, job.engine, " of the cluster")
         if has_own_ops and self.wire_dtype is not None:
             raise _not_with_own_ops("wire_dtype", self.wire_dtype, job.engine)
+        if has_own_ops and self.synchrony is not None:
+            raise _not_with_own_ops("synchrony", str(self.synchrony), job.engine)
+        if self.versions is not None and self.synchrony is not None:
+            self.versions.check(size, self.synchrony.upper)
 
     def check_links(self, ranks: int) -> None:
         """Refuses a cluster that links other GPUs than those of ranks that combine.

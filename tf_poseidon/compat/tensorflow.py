@@ -9,6 +9,7 @@ Tests: tests/unit/test_compat.py.
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
+import inspect
 from typing import Any
 from typing import TYPE_CHECKING
 from typing import TypeVar
@@ -271,6 +272,17 @@ def returning(function_type: Any, tensors: "Sequence[tf.Tensor]") -> Any:
     output = TABLE["trace_type_builder.from_value"](tuple(tensors))
     return TABLE["function_type.FunctionType"](list(function_type.parameters.values()), function_type.captures,
                                                return_annotation=output)
+
+
+def flat_function(graph: "tf.Graph") -> "tf.types.experimental.ConcreteFunction":
+    """Returns the ConcreteFunction of a function's graph: it takes its inputs one by one, and returns a tuple."""
+    import tensorflow as tf
+    captured = {id(internal) for _, internal in graph.captures}
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.inputs if id(tensor) not in captured]
+    parameters = [TABLE["function_type.Parameter"](f"input_{i}", inspect.Parameter.POSITIONAL_ONLY, False, spec)
+                  for i, spec in enumerate(specs)]
+    output = TABLE["trace_type_builder.from_value"](tuple(graph.outputs))
+    return concrete_function(graph, TABLE["function_type.FunctionType"](parameters, {}, return_annotation=output))
 
 
 def run_independently(operation: "tf.Operation") -> None:

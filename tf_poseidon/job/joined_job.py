@@ -9,6 +9,7 @@ import dataclasses
 
 from tf_poseidon import grappler
 from tf_poseidon.job import failures
+from tf_poseidon.job.clocks import Clocks
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.job_variables import held_variables
 from tf_poseidon.job.job_variables import new_variables
@@ -34,6 +35,7 @@ class Job:
         shard_update: Whether variables may become shards.
         memory_bytes: The memory of the rank that has least, which says whether they do; None if they do wherever they
             can.
+        clocks: The clocks of this rank's worker and server, where workers may read stale weights.
     """
 
     communicator: Communicator
@@ -47,6 +49,7 @@ class Job:
     shards: ShardService
     shard_update: bool
     memory_bytes: int | None
+    clocks: Clocks
 
     @property
     def rank(self) -> int:

@@ -19,6 +19,7 @@ from tf_poseidon.job.joined_job import Job
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import late_results
 from tf_poseidon.one_process import step_verifier
+from tf_poseidon.one_process.clocked.clocked_step import ClockedStep
 from tf_poseidon.one_process.rank_graphs import RankGraphs
 from tf_poseidon.one_process.sharding.master_weights import MasterWeight
 from tf_poseidon.ops import sites
@@ -35,7 +36,7 @@ class JobFunction:
     def __init__(self, name: str, job: Job, runs: RankGraphs | tf.types.experimental.ConcreteFunction,
                  verifier: step_verifier.StepVerifier | None = None,
                  whole: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
-                 masters: Sequence[MasterWeight] = ()) -> None:
+                 masters: Sequence[MasterWeight] = (), clocked: ClockedStep | None = None) -> None:
         """Makes a function; if it trains and is partitioned, `strategy.plan` becomes its plan.
 
         Args:
@@ -45,6 +46,7 @@ class JobFunction:
             verifier: Compares its runs with those of one process, in verify mode.
             whole: Gathers its inputs from all ranks; None if every rank has them.
             masters: The weights in float that it uses.
+            clocked: Runs it, where it may read stale weights.
         """
         partition = runs.partition if isinstance(runs, RankGraphs) else None
         self.name = name
@@ -54,11 +56,13 @@ class JobFunction:
         self._verifier = verifier
         self._whole = whole
         self._masters = tuple(masters)
+        self._clocked = clocked
         self._results = None if partition is None else partition.results
         self._plan = job.graph_pass.expect(partition.number, partition.facts, partition.has_sites) if (
             partition is not None and partition.options.trains) else None
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
+        self._job.clocks.finish()
         self._job.shards.take_back()
         if not isinstance(self._runs, RankGraphs):
             return self._runs(*(tensors if self._whole is None else self._whole(tensors)))
@@ -92,6 +96,14 @@ class JobFunction:
                 concrete = self._runs.unrolled(len(inputs))
                 return self.pending(concrete(*(tensor for tensors in inputs for tensor in tensors)), len(inputs))
         return self.pending(self(inputs[0]), 1)
+
+    def run_clocked(self, tensors: Sequence[tf.Tensor]) -> late_results.Pending:
+        """Runs the function as a step of this rank's worker; returns its results."""
+        assert self._clocked is not None and self._results is not None
+        self.prepare()
+        outputs = self._clocked.run(tensors)
+        self._job.held.count(1)
+        return late_results.Pending(self._results, outputs, self._job.held)
 
     def prepare(self) -> None:
         """Prepares variables for runs outside graphs."""

@@ -97,7 +97,7 @@ class RankGraphs:
             inputs = {full_name(name): tensor for (_, _, name), tensor in zip(interface.arguments, graph.inputs)}
             # Captured placeholders carry the dtypes and shapes of the variables, which the ops that read them need.
             inputs |= {name: graph.capture(external) for external, name in interface.captures}
-            add = _import if options.inlines or options.verifier is not None else functools.partial(
+            add = import_nodes if options.inlines or options.verifier is not None else functools.partial(
                 _call, interface=interface)
             graph.outputs, controls = add(graph, graph_def, inputs, fetches, interface.controls)
             with tf.control_dependencies(controls):
@@ -124,8 +124,8 @@ class RankGraphs:
         return checks
 
 
-def _import(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str, tf.Tensor], fetches: Sequence[str],
-            controls: Iterable[str]) -> tuple[list[tf.Tensor], list[tf.Operation]]:
+def import_nodes(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str, tf.Tensor],
+                 fetches: Sequence[str], controls: Iterable[str]) -> tuple[list[tf.Tensor], list[tf.Operation]]:
     """Creates the nodes of a GraphDef in the default graph; returns its fetches, and the operations that always run."""
     tf_compat.define_functions(graph_def.library, graph)
     imported = flat_graphs.without_placeholders(graph_def, inputs)
@@ -137,7 +137,7 @@ def _import(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str,
 
 def _call(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str, tf.Tensor], fetches: Sequence[str],
           controls: Iterable[str], interface: Interface) -> tuple[list[tf.Tensor], list[tf.Operation]]:
-    """Does what `_import` does by a call of the nodes as a function: objects of Python's for each of them take long."""
+    """Does what `import_nodes` does by a call of the nodes as a function: objects of Python for each take long."""
     function_def = function_pb2.FunctionDef()
     function_def.signature.name = f"{interface.name}_nodes{next(_call_numbers)}"
     for name, tensor in inputs.items():

@@ -148,6 +148,36 @@ class Steps:
         returned, _ = concrete(iterator)
         return job_function.pending(returned, 1)
 
+    def run_clocked(self, function: Callable[..., Any], iterator: tf.data.Iterator, number: int,
+                    strategy: tf.distribute.Strategy) -> Any:
+        """Runs a step on each of the next batches of an iterator, on weights that may be stale.
+
+        Args:
+            function: The step, which takes a batch.
+            iterator: The iterator.
+            number: How many batches to take. Fewer are taken when they end.
+            strategy: The job's strategy, in whose scope the step is traced.
+
+        Returns:
+            The results of the last step, a `Pending`.
+
+        Raises:
+            StopIteration: If there is no batch.
+        """
+        pending = None
+        for _ in range(number):
+            try:
+                batch = calls.without_missing(next(iterator))
+            except StopIteration:
+                if pending is None:
+                    raise
+                break
+            call = calls.Call(function, {}, (batch,), {})
+            with strategy.scope():
+                job_function = self._job_function(function, call, tracing.ResultForm.READ_LATER)
+            pending = job_function.run_clocked(call.tensors)
+        return pending
+
     def explain(self, error: Exception) -> None:
         """Says in an error that came while these steps ran which of them was partitioned."""
         job_functions.explain(error, self._functions, self._job.communicator)

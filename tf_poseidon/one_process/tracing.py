@@ -28,6 +28,7 @@ from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
 from tf_poseidon.one_process import partitioning
 from tf_poseidon.one_process import step_verifier
+from tf_poseidon.one_process.clocked import clocked_step
 from tf_poseidon.one_process.graphs import flat_graphs
 from tf_poseidon.one_process.graphs import graph_texts
 from tf_poseidon.one_process.job_functions import JobFunction
@@ -63,11 +64,13 @@ class TraceOptions:
         trains: Whether they may train: then ranks compare what they exchange, and `strategy.plan` shows it.
         accumulators: Called after a function is traced, returns the `tf.Variable`s in which it accumulates gradients;
             these will hold summands.
+        is_clocked: Whether it is for steps that may read stale weights.
     """
 
     replica: Replica = contextlib.nullcontext
     trains: bool = False
     accumulators: Callable[[], list[tf.Variable]] = list
+    is_clocked: bool = False
 
 
 @garbage.unsearched()
@@ -129,7 +132,8 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
         if graphs is None or difference:
             _check_trained(concrete, job.communicator, name)
             _check_same(concrete, comparison, name)
-            _refuse(call.name, _problem_of_ranks(problem, job.communicator, name) or str(difference), job)
+            _refuse(call.name, _problem_of_ranks(problem, job.communicator, name) or str(difference), job,
+                    options.is_clocked)
             job.held.release(summands, name)
             for variable in sharded:
                 variable.hold_whole()
@@ -143,11 +147,12 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
             variable.hold_whole()
         for master in masters:
             master.begin_whole()
+    clocked = clocked_step.ClockedStep(graphs.partition, job.clocks) if options.is_clocked else None
     verifier = _step_verifier(concrete, name, job, summands, graphs.partition.shards)
     if verifier is None:
         # The graph and its operations refer to each other where Python's collector cannot see it; it takes tens of MB.
         tf_compat.dismantle(concrete.graph)
-    return JobFunction(name, job, graphs, verifier, whole, masters)
+    return JobFunction(name, job, graphs, verifier, whole, masters, clocked)
 
 
 def _read_later(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
@@ -232,9 +237,11 @@ def _problem_of_ranks(problem: str, communicator: Communicator, name: str) -> st
     return text if failing.size == communicator.size else f"on rank {failing[0]}, {text}"
 
 
-def _refuse(name: str, reason: str, job: Job) -> None:
+def _refuse(name: str, reason: str, job: Job, is_clocked: bool) -> None:
     sentence = f"The function '{name}' was not partitioned: {reason.rstrip('.')}."
     sentence = shortened(sentence)
+    if is_clocked:
+        raise GraphError(f"synchrony={job.clocks.synchrony}, but: {sentence}")
     if job.strict:
         raise GraphError(f"strict=True, but: {sentence}")
     if job.rank == 0:

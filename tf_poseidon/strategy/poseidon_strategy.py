@@ -25,6 +25,7 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.job import agreement
 from tf_poseidon.job import calibration
+from tf_poseidon.job import clocks
 from tf_poseidon.job import row_shares
 from tf_poseidon.job import runtime
 from tf_poseidon.job import verify as verify_lib
@@ -35,6 +36,8 @@ from tf_poseidon.job.job_variables import new_variables
 from tf_poseidon.job.job_variables import shard_service
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.loops import step as step_lib
+from tf_poseidon.staleness import bounds
+from tf_poseidon.staleness import version_log
 from tf_poseidon.stragglers import watch
 from tf_poseidon.strategy import extended
 from tf_poseidon.timelines import recording
@@ -113,6 +116,12 @@ class PoseidonStrategy(tf.distribute.Strategy):
             part of those in float. Any rank can read such variables, alone too. "auto" does so unless the plan says
             that steps are longer for it; it does anyway if the variables of a step would take more than half of the
             memory that some rank has. A given plan was made with it, or without, which "auto" follows.
+        synchrony: "bsp", or how stale the weights may be that `fit` computes gradients with: `poseidon.SSP(staleness)`
+            or `poseidon.DSSP(lower, upper)`. A rank then does not wait for slower ones as long as the version of the
+            weights that it has is no more steps old than that. This is the one mode that does not compute what one
+            process does, and the results differ from run to run; docs/synchrony.md says when it pays.
+        versions: A `VersionLog`, or its file, of a run with the same `synchrony`: every rank reads the versions that it
+            read in that run, and gets the same bits. `version_log` returns that of this run.
         engine: The library that moves gradients: "mpi", our own communicator over MPI, or "horovod",
             Horovod's ops over whatever it was built with (MPI, Gloo, NCCL). None takes that of the
             launcher: "horovod" under horovodrun, else "mpi".
@@ -143,15 +152,19 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  wire_dtype: str | None = None, merge: bool = False, servers: Iterable[int] | None = None,
                  ranks_per_node: int | None = None, strict: bool = False, global_batch_norm: bool = False,
                  verify: int | None = None, rows: Sequence[int] | str | None = None, input: str = "exact",
-                 shard_update: bool | str = False, engine: str | None = None,
+                 shard_update: bool | str = False, synchrony: str | bounds.Synchrony = bounds.BSP,
+                 versions: version_log.VersionLog | str | os.PathLike[str] | None = None, engine: str | None = None,
                  kv_pair_bytes: int | None = None, timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
                  heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s,
                  staging_bytes: int | None = None, dedicated_servers: int = 0) -> None:
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
+        if versions is not None and not isinstance(versions, version_log.VersionLog):
+            versions = version_log.VersionLog.load(versions)
         training = options.TrainingOptions(policy, plan, tuple((pins or {}).items()), cluster, wire_dtype, merge,
-                                           strict, global_batch_norm, verify, rows, input, shard_update)
+                                           strict, global_batch_norm, verify, rows, input, shard_update,
+                                           bounds.of(synchrony), versions)
         job_options = options.JobOptions(engine, cast(Any, servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
                                          startup_timeout_s, heartbeat_timeout_s, staging_bytes, dedicated_servers)
         runtime.check(job_options, training)
@@ -261,6 +274,18 @@ class PoseidonStrategy(tf.distribute.Strategy):
         statistics["stragglers"] = watch.of(self.extended.job).values()
         return statistics
 
+    def version_log(self) -> version_log.VersionLog:
+        """Returns which versions of the weights all ranks have read; all ranks call this, outside of `fit`.
+
+        Raises:
+            PoseidonError: If all ranks have read the latest ones, with synchrony="bsp".
+        """
+        job = self.extended.job
+        if job is None or job.clocks.synchrony is None:
+            raise ConfigurationError("There are no versions of the weights to tell apart with synchrony='bsp', or in a "
+                                     "job of one process; give several processes another synchrony.")
+        return clocks.log_of_ranks(job.clocks, job.communicator)
+
     def explain_input(self, dataset: tf.data.Dataset) -> input_report.InputReport:
         """Returns what of a dataset each rank runs for its own rows, what for all rows of a batch, and why.
 
@@ -323,7 +348,8 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
     """Has ranks agree, and TensorFlow rewrite functions; returns the `Job`."""
     agreement.agree_on_options(communicator, **{
         field.name: getattr(training, field.name) for field in dataclasses.fields(training)
-    } | {"plan": training.plan and training.plan.digest, "cluster": repr(training.cluster)})
+    } | {"plan": training.plan and training.plan.digest, "cluster": repr(training.cluster),
+         "synchrony": str(training.synchrony), "versions": training.versions and training.versions.digest})
     training.check_links(communicator.most_on_a_node)
     cluster = training.cluster
     if cluster is None:
@@ -341,4 +367,6 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
                new_variables.NewVariables(communicator), runtime.errors(),
                row_shares.of(communicator, training.given_row_shares, training.rows == options.BALANCED),
                shard_service.ShardService(communicator, runtime.servers()), bool(training.shard_update),
-               agreement.least_memory(communicator) if training.shard_update == options.AUTO else None)
+               agreement.least_memory(communicator) if training.shard_update == options.AUTO else None,
+               clocks.Clocks(training.synchrony, None if training.versions is None
+                            else training.versions.versions[communicator.rank]))

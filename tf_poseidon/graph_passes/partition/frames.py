@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
 
+from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
@@ -98,3 +99,22 @@ class Place:
 
     frame: Frame
     rows_node: str | None
+
+
+def inside(graph_def: graph_pb2.GraphDef) -> set[str]:
+    """Returns the names of the nodes that may not run, or run several times."""
+    nodes = graph_lib.in_order(graph_def)
+    frames = find_frames(nodes)
+    branches: dict[str, int] = {}  # by node: in how many branches it is, loops apart
+    at_entry: dict[str, int] = {}  # by loop: in how many branches it is
+    for node in nodes:
+        depth = max((branches.get(name, 0) for name in map(graph_lib.node_of, node.input)), default=0)
+        if node.op in ENTERS:
+            frame = node.attr["frame_name"].s.decode()
+            at_entry[frame] = max(depth, at_entry.get(frame, 0))
+        elif node.op in EXITS:
+            depth = at_entry[frames[graph_lib.node_of(node.input[0])].name]
+        elif frames[node.name] == ROOT:
+            depth += (node.op in ("Switch", "RefSwitch", "_SwitchN")) - (node.op in ("Merge", "RefMerge"))
+        branches[node.name] = max(depth, 0)
+    return {node.name for node in nodes if branches[node.name] or frames[node.name] != ROOT}

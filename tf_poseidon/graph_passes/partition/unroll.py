@@ -106,7 +106,7 @@ def order_of(graph_def: graph_pb2.GraphDef, shared: Collection[str], ends: Itera
         gradients: Names of the sites of gradients.
     """
     graph = graph_lib.Graph(graph_def)
-    inside = _inside(graph_def)
+    inside = frames_lib.inside(graph_def)
     accesses: dict[str, list[node_def_pb2.NodeDef]] = {}
     ordered = []
     for node in graph_def.node:
@@ -241,22 +241,3 @@ def _is_resource(graph: graph_lib.Graph, name: str) -> bool:
     op_def = tf_compat.op_def(node.op)
     return op_def is not None and any(output.type == types_pb2.DT_RESOURCE or output.is_ref
                                       for output in op_def.output_arg)
-
-
-def _inside(graph_def: graph_pb2.GraphDef) -> set[str]:
-    """Returns the names of the nodes that may not run, or run several times."""
-    nodes = graph_lib.in_order(graph_def)
-    frames = frames_lib.find_frames(nodes)
-    branches: dict[str, int] = {}  # by node: in how many branches it is, loops apart
-    at_entry: dict[str, int] = {}  # by loop: in how many branches it is
-    for node in nodes:
-        depth = max((branches.get(name, 0) for name in map(graph_lib.node_of, node.input)), default=0)
-        if node.op in frames_lib.ENTERS:
-            frame = node.attr[_FRAME].s.decode()
-            at_entry[frame] = max(depth, at_entry.get(frame, 0))
-        elif node.op in frames_lib.EXITS:
-            depth = at_entry[frames[graph_lib.node_of(node.input[0])].name]
-        elif frames[node.name] == frames_lib.ROOT:
-            depth += (node.op in ("Switch", "RefSwitch", "_SwitchN")) - (node.op in ("Merge", "RefMerge"))
-        branches[node.name] = max(depth, 0)
-    return {node.name for node in nodes if branches[node.name] or frames[node.name] != frames_lib.ROOT}

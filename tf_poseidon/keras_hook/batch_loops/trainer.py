@@ -23,6 +23,7 @@ from tf_poseidon.data import fingerprints
 from tf_poseidon.errors import GraphError
 from tf_poseidon.job import runtime
 from tf_poseidon.keras_hook.batch_loops import building
+from tf_poseidon.keras_hook.batch_loops import clocked
 from tf_poseidon.keras_hook.batch_loops import descriptions
 from tf_poseidon.keras_hook.batch_loops import freeing
 from tf_poseidon.keras_hook.batch_loops import predicting
@@ -250,8 +251,10 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
     """
     strategy = model.distribute_strategy
     accumulators = functools.partial(callbacks_lib.accumulators, model) if trains else list
-    steps = stepping.Steps(strategy.extended.job, tracing.TraceOptions(strategy.extended.one_replica_in_scope, trains,
-                                                                       accumulators))
+    job = strategy.extended.job
+    is_clocked = trains and job.clocks.synchrony is not None
+    steps = stepping.Steps(job, tracing.TraceOptions(strategy.extended.one_replica_in_scope, trains, accumulators,
+                                                     is_clocked))
     calls = itertools.count(1)
 
     def running(batches: Any) -> Any:
@@ -263,7 +266,9 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
                 loop = reading.current(model, "train" if trains else "test")
                 if isinstance(batches, tf.data.Iterator):
                     building.build(model, datasets.specs(batches.element_spec), trains)
-                if _needs_keras_function(model, batches):
+                if is_clocked:
+                    result = clocked.execute(steps, step, model, batches, loop)
+                elif _needs_keras_function(model, batches):
                     result = function(batches)
                 elif unrolling.applies(model):  # several steps for each call
                     form = tracing.ResultForm.WHOLE if loop is None else tracing.ResultForm.READ_LATER
@@ -275,7 +280,9 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
         except Exception as error:
             steps.explain(error)
             raise
-        if trains and watch.of(strategy.extended.job).after(model.steps_per_execution):
+        if is_clocked:
+            return result
+        if trains and watch.of(job).after(model.steps_per_execution):
             rebalancing.after_window(model, batches)
         if loop is not None:
             result = loop.logs(result)
@@ -313,8 +320,10 @@ def enumerate_iterator(original: Callable[..., Iterator[Any]], iterator: Any) ->
 def results(original: Callable[..., Any], model: keras.Model, logs: Any) -> Any:
     """Reads metrics and logs after the last step of a loop over batches."""
     if is_ours(model.distribute_strategy):
-        watch.of(model.distribute_strategy.extended.job).pause()
-        model.distribute_strategy.extended.job.held.end()
+        job = model.distribute_strategy.extended.job
+        job.clocks.finish()
+        watch.of(job).pause()
+        job.held.end()
     return resuming.results(original, model, reading.read(logs))
 
 

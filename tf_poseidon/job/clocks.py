@@ -1,0 +1,145 @@
+"""The clocks of this rank: its worker makes steps, and its server makes versions of the weights, each in a thread.
+
+Every rank applies the gradients of a clock when those of all ranks are in, in the order of clocks; so all have the same
+versions, sooner or later. What the program reads outside of steps is the version of its clock: `finish` waits for it.
+
+Tests: tests/unit/test_staleness.py, tests/training/test_clocks.py.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import queue
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from tf_poseidon.errors import GraphError
+from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.staleness.bounds import Synchrony
+from tf_poseidon.staleness.gate import VersionGate
+from tf_poseidon.staleness.version_log import VersionLog
+
+Values = Sequence[Any]  # of the weights, as tensors
+
+
+class Clocks:
+    """The worker's clock, and the versions that its server has made. One thread calls the methods.
+
+    Attributes:
+        synchrony: How far the worker may run ahead; None for bulk synchronous training.
+    """
+
+    def __init__(self, synchrony: Synchrony | None, replayed: Sequence[int] | None = None) -> None:
+        """Begins at clock 0.
+
+        Args:
+            synchrony: Same as the attribute.
+            replayed: Which version to read at each clock; None for the newest.
+        """
+        self.synchrony = synchrony
+        self._replayed = replayed
+        self._gate = None if synchrony is None else VersionGate(synchrony)
+        self._read: list[int] = []  # version by clock
+        self._waited_s = 0.0
+        self._owner: object = None
+        self._versions: dict[int, Values] = {}
+        self._newest = 0
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._updates: queue.SimpleQueue[Callable[[], Values]] = queue.SimpleQueue()
+        self._server: threading.Thread | None = None
+
+    def log(self) -> VersionLog:
+        """Returns the versions that this rank has read."""
+        return VersionLog(str(self.synchrony), (tuple(self._read),), (self._waited_s,))
+
+    def step(self, owner: object, read: Callable[[], Values],
+             compute: Callable[[Values], Callable[[], Values]]) -> None:
+        """Makes a step of the worker, on the version that it may read.
+
+        Args:
+            owner: Whose step it is; before one of another owner, the server applies all steps.
+            read: Returns the present values of the weights, where the server has no step to apply.
+            compute: Computes a step, given values of the weights; returns what applies it, with the gradients of all
+                ranks, and returns the values of the weights after it. The server calls that.
+
+        Raises:
+            GraphError: If the log that is replayed has no such clock.
+        """
+        assert self._gate is not None
+        if owner is not self._owner:
+            self.finish()
+            self._owner, self._versions = owner, {self._newest: read()}
+        if self._server is None:
+            self._server = threading.Thread(target=self._serve, name="tf_poseidon server", daemon=True)
+            self._server.start()
+        clock = len(self._read)
+        begin = time.monotonic()
+        with self._changed:
+            version = self._wait_for(self._oldest(clock))
+            values = self._versions[version]
+        self._waited_s += time.monotonic() - begin
+        self._read.append(version)
+        update = compute(values)
+        with self._changed:
+            self._gate.note_push(time.monotonic())
+        self._updates.put(update)
+
+    def finish(self) -> None:
+        """Waits until the server has applied all steps; the program may then read and change weights."""
+        if self._server is None:
+            return
+        with self._changed:
+            self._wait_for(len(self._read))
+        self._owner, self._versions = None, {}
+
+    def _oldest(self, clock: int) -> int:
+        """Returns the oldest version that the worker may read at a clock."""
+        assert self._gate is not None
+        if self._replayed is None:
+            return clock - self._gate.bound(clock, self._newest)
+        if clock >= len(self._replayed):
+            raise GraphError(f"versions= has {len(self._replayed)} clocks, but this run has more; train for as many "
+                             "steps as the run that has written them.")
+        return self._replayed[clock]
+
+    def _wait_for(self, oldest: int) -> int:
+        """Waits for a version; returns the newest one that is there, or that of a replayed run."""
+        self._changed.wait_for(lambda: self._error is not None or self._newest >= oldest)
+        if self._error is not None:
+            raise self._error
+        version = self._newest if self._replayed is None else oldest
+        for former in [number for number in self._versions if number < version]:
+            del self._versions[former]
+        return version
+
+    def _serve(self) -> None:
+        """Applies steps in their order, until one fails."""
+        assert self._gate is not None
+        while True:
+            update = self._updates.get()
+            try:
+                values = update()
+            except BaseException as error:  # which the worker raises
+                with self._changed:
+                    self._error = error
+                    self._changed.notify()
+                return
+            with self._changed:
+                self._newest += 1
+                if self._replayed is None:
+                    self._versions.clear()  # nobody will read an older one
+                self._versions[self._newest] = values
+                self._gate.note_version(time.monotonic())
+                self._changed.notify()
+
+
+def log_of_ranks(clocks: Clocks, communicator: Communicator) -> VersionLog:
+    """Returns the versions that all ranks have read; all ranks call this."""
+    own = clocks.log()
+    (versions,), (seconds,) = own.versions, own.waiting_seconds
+    of_ranks = communicator.gather("clocks/versions", np.array([versions], np.int64).reshape(1, -1))
+    waiting = communicator.gather("clocks/waiting", np.array([[seconds]]))
+    return VersionLog(own.synchrony, tuple(tuple(map(int, row)) for row in of_ranks), tuple(map(float, waiting[:, 0])))

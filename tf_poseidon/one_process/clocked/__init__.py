@@ -1,0 +1,1 @@
+"""Steps of which a rank's worker runs ahead of its server."""
