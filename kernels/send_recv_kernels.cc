@@ -153,6 +153,7 @@ SendKernel::SendKernel(OpKernelConstruction* context) : OpKernel(context) {
   OP_REQUIRES_OK(context, context->GetAttr("float_sum", &has_float_sum_));
   OP_REQUIRES_OK(context, context->GetAttr("divided", &divided_));
   OP_REQUIRES_OK(context, context->GetAttr("joins", &joins_));
+  OP_REQUIRES_OK(context, context->GetAttr("clocked", &is_clocked_));
   OP_REQUIRES(context, !divides_ || (divided_ <= 1 && context->num_inputs() > 2),
               absl::InvalidArgumentError(absl::StrCat("'", site_->name, "' divides tensor ", divided_, " of ",
                                                       context->num_inputs() - 1, ", expected U or V: 0 or 1 of 2.")));
@@ -199,7 +200,8 @@ std::shared_ptr<Ticket> SendKernel::SendGradient(OpKernelContext* context, Commu
   exchange.input = gradient.data();
   exchange.output = ticket->sum().data();
   exchange.contributes = contributes;
-  exchange.is_gradient = true;
+  exchange.is_gradient = !is_clocked_;
+  exchange.is_clocked = is_clocked_;
   exchange.row = shown_.row;
   exchange.is_blocking = shown_.is_blocking;
   exchange.group = group_;

@@ -103,7 +103,7 @@ class SendKernel : public tensorflow::OpKernel {
 
   // Exchanges may outlive the kernel.
   const std::shared_ptr<Site> site_ = std::make_shared<Site>();
-  bool sends_factors_ = false, divides_ = false, joins_ = true;
+  bool sends_factors_ = false, divides_ = false, joins_ = true, is_clocked_ = false;
   int divided_ = 0;
   Shown shown_ = {"calls"};
   Group group_;

@@ -51,6 +51,7 @@ REGISTER_OP("PoseidonSend")
     .Attr("float_sum: bool = false")
     .Attr("divided: int >= 0 = 0")
     .Attr("joins: bool = true")
+    .Attr("clocked: bool = false")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SendShape)
@@ -74,6 +75,8 @@ least_saving: A factor travels without its zeros if at least this share of its b
 float_sum: Whether the sum of gradients in half or bfloat16 is a float, not rounded; only with "ps". Each rank decides
   for itself whether its gradient travels in two bytes: others may send it as float.
 divided: With "hfb", which of the tensors is divided by columns: 0 for U, 1 for V.
+clocked: With "ps", whether a rank may start the next exchange of this site before the last ones are over, where workers
+  run ahead of the weights. All ranks then have a gradient, and none factors.
 joins: With "hfb", whether a PoseidonJoinColumns ends the exchange; if not, PoseidonRecv does.
 )doc");
 

@@ -66,8 +66,13 @@ DenseExchanges::DenseExchanges(Transport* transport, const Options& options, con
           }) {}
 
 DenseExchanges::Active DenseExchanges::Find(uint64_t site, uint64_t step) const {
-  auto found = active_.find(site);
-  return found != active_.end() && found->second->step == step ? found->second : nullptr;
+  auto found = active_.find({site, step});
+  return found != active_.end() ? found->second : nullptr;
+}
+
+bool DenseExchanges::IsActive(uint64_t site) const {
+  auto found = active_.lower_bound({site, 0});
+  return found != active_.end() && found->first.first == site;
 }
 
 void DenseExchanges::FailIf(const std::string& disagreement) {
@@ -77,7 +82,7 @@ void DenseExchanges::FailIf(const std::string& disagreement) {
 // ---- the way up -----------------------------------------------------------------------------
 
 void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::time_point submitted, Staging* staging) {
-  if (active_.count(hash)) {
+  if (!exchange.is_clocked && IsActive(hash)) {
     return done("'" + exchange.site + "' is already being exchanged: one site cannot be in flight twice.");
   }
   Site& site = sites_[hash];
@@ -89,7 +94,7 @@ void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::t
   statistics_->Submitted(hash, submitted, exchange.is_of_step);
   auto active = std::make_shared<ActiveExchange>(std::move(exchange), std::move(done), hash, site.steps++,
                                                  std::move(pairs), statistics, submitted, staging);
-  active_[hash] = active;
+  active_[{hash, active->step}] = active;
   FailIf(server_.DisagreementWith(*active));
   if (active->exchange.is_gradient) active->form = gathering_->StartDense(hash);
   const size_t first = FirstPair(active->pairs);
@@ -106,7 +111,7 @@ void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::t
 void DenseExchanges::TakePartToServe(int peer, const FrameHeader& header, const char* payload) {
   FailIf(server_.Add(peer, header, payload));
   if (has_failed_) return;
-  if (active_.count(header.site)) {  // a worker that has the results is a step ahead of those that do not have them yet
+  if (IsActive(header.site)) {  // a worker that has the results is a step ahead of those that do not have them yet
     to_serve_.emplace(SiteStep{header.site, header.step}, header);
   } else {
     Serve(header);
@@ -626,7 +631,7 @@ void DenseExchanges::AddResult(const Active& active, size_t pair) {
 // One of the things that `active` waits for has happened.
 void DenseExchanges::Complete(const Active& active) {
   if (--active->pending > 0 || has_failed_) return;
-  active_.erase(active->site);
+  active_.erase({active->site, active->step});
   if (active->staging) active->exchange.on_device->complete = active->staging->Copied();
   if (active->exchange.is_gradient && active->pairs.size() > 0) {
     gathering_->FinishDense(active->site, active->common_form);
@@ -647,13 +652,13 @@ void DenseExchanges::Complete(const Active& active) {
 void DenseExchanges::Fail(const std::string& reason) {
   has_failed_ = true;
   // They stay in `lost_`: the network may still write to their memory, and call back for them.
-  for (auto& [site, active] : active_) lost_.push_back(std::move(active));
+  for (auto& [key, active] : active_) lost_.push_back(std::move(active));
   active_.clear();
   for (auto& active : lost_) active->done(reason);
 }
 
 std::string DenseExchanges::FindLeftBehind() {
-  for (const auto& [hash, active] : active_) {
+  for (const auto& [key, active] : active_) {
     if (active->exchange.ways != Ways::kDown) continue;
     for (size_t i = 0; i < active->pairs.size(); ++i) {
       const int up = routes_->Up(active->pairs[i].server);
@@ -669,7 +674,7 @@ std::string DenseExchanges::FindLeftBehind() {
 }
 
 std::optional<DenseExchanges::Overdue> DenseExchanges::FindOverdue(Clock::time_point now) const {
-  for (const auto& [site, active] : active_) {
+  for (const auto& [key, active] : active_) {
     const double waited = Seconds(now - active->start);
     if (waited < options_.timeout_s) continue;
     const Awaited awaited = AwaitedBy(*active);

@@ -122,6 +122,7 @@ class DenseExchanges {
             uint32_t form);
   void FailIf(const std::string& disagreement);
 
+  bool IsActive(uint64_t site) const;
   // This rank's exchange of the site in this step, null if it has not started or is over.
   Active Find(uint64_t site, uint64_t step) const;
 
@@ -153,9 +154,9 @@ class DenseExchanges {
     uint64_t steps = 0;  // how often it was submitted
     int priority = 0;    // of the last time
   };
-  std::unordered_map<uint64_t, Site> sites_;     // by hash
-  std::unordered_map<uint64_t, Active> active_;  // by hash of the site
-  std::vector<Active> lost_;                     // those that a failure has ended
+  std::unordered_map<uint64_t, Site> sites_;  // by hash
+  std::map<SiteStep, Active> active_;         // of most sites, one step at a time
+  std::vector<Active> lost_;                  // those that a failure has ended
   // A broadcast can be over for its root and server before this rank has asked for it.
   std::map<SiteStep, std::vector<std::shared_ptr<EarlyResult>>> early_;
   std::map<SiteStep, FrameHeader> to_serve_;  // of a dedicated server: a part of each exchange that it is to serve next

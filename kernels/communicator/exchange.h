@@ -54,6 +54,7 @@ struct Exchange {
   const void* input = nullptr;
   void* output = nullptr;     // may equal `input`
   bool contributes = true;    // false: this rank adds nothing to the sum
+  bool is_clocked = false;    // a rank may start the next step of the site before the last ones are over
   bool is_gradient = false;   // of a site that could travel as factors, see gather_exchanges.h
   const char* row = "calls";  // of the timeline, see Event
   bool is_blocking = false;   // whether the step does nothing else meanwhile

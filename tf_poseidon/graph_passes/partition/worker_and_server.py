@@ -143,7 +143,7 @@ class _Division:
         servers = self._needed([*server_ends, *(name for name, is_workers in zip(output_nodes, is_worker_output)
                                                 if not is_workers)], self._stops_server)
         versioned = sorted(read & self._versioned)
-        server_nodes, values = self._server(servers, versioned)
+        server_nodes, values = self._server(servers, versioned, server_ends)
         return DividedStep(
             graph_lib.with_nodes(self._graph_def, self._worker(workers, versioned)),
             graph_lib.with_nodes(self._graph_def, server_nodes), tuple(self._exchanges),
@@ -251,7 +251,8 @@ class _Division:
         node.attr["T"].type = self._variables[source]
         return node
 
-    def _server(self, names: Collection[str], versioned: Iterable[str]) -> tuple[list[node_def_pb2.NodeDef], list[str]]:
+    def _server(self, names: Collection[str], versioned: Iterable[str],
+                ends: Iterable[str]) -> tuple[list[node_def_pb2.NodeDef], list[str]]:
         """Returns (the nodes of the server's graph, the tensors that are the values of some variables at its end)."""
         nodes, values = [], []
         for node in self._graph_def.node:
@@ -261,7 +262,7 @@ class _Division:
                 nodes.append(_within(node, {*names, *self._exchanges}))
         for source in versioned:
             read = node_def_pb2.NodeDef(name=f"version/{source}", op="ReadVariableOp", input=[
-                source, *(f"^{node.name}" for node in self._writers[source] if node.name in names)])
+                source, *(f"^{name}" for name in ends if name in names)])
             read.attr["dtype"].type = self._variables[source]
             nodes.append(read)
             values.append(f"{read.name}:0")
@@ -284,6 +285,7 @@ def _send(node: node_def_pb2.NodeDef, names: Collection[str]) -> node_def_pb2.No
     send = node_def_pb2.NodeDef(name=node.name, op="PoseidonSend", input=inputs, device=node.device)
     send.attr["site"].s = node.attr["site"].s
     send.attr["scheme"].s = b"ps"
+    send.attr["clocked"].b = True
     send.attr["T"].list.type.append(node.attr["T"].type)
     return send
 
