@@ -46,9 +46,10 @@ class VersionGate:
             return synchrony.lower
         if len(self._pushes) == len(self._versions) == 2:
             # The paper leaves out the second limit, so a worker that asks again may get any lead.
-            self._granted = min(extra_steps(self._pushes, self._versions, synchrony.upper - synchrony.lower),
-                                synchrony.upper - lead)
-        return lead if self._granted > 0 else synchrony.lower
+            most = min(extra_steps(self._pushes, self._versions, synchrony.upper - synchrony.lower),
+                       synchrony.upper - lead)
+            self._granted = max(0, most)
+        return lead if self._granted else synchrony.lower
 
 
 def extra_steps(own: Sequence[float], slowest: Sequence[float], most: int) -> int:

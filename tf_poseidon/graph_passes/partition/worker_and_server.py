@@ -3,7 +3,8 @@
 Requires: the flat graph of a partitioned step. Ensures: two graphs. The worker's computes the summands of a step, given
 values of the weights; each leaves by PoseidonSend. The server's gets a ticket for each, ends its exchange by
 PoseidonRecv, and does all that waits for it: the updates. Run one after the other, on the weights as they are, both do
-what the step does, with the same bits.
+what the step does, with the same bits. All ranks' servers do the same, as they get sums, and what depends on the batch
+only by its size.
 
 What follows from variables alone, such as a learning rate or weight decay, the server computes on its version of the
 weights. A variable that changes without the sums of a step, as the state of a random number generator does, changes in
@@ -22,7 +23,6 @@ import dataclasses
 
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
-from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
@@ -40,10 +40,11 @@ class DividedStep:
     Attributes:
         worker: The worker's GraphDef.
         server: The server's GraphDef.
-        tickets: The nodes of the worker's graph that start an exchange; in the server's, placeholders of these names
-            with `TICKET` before them.
-        versioned: Names of the variables of which the worker reads a version: in its graph, placeholders of their
-            values.
+        tickets: The nodes of the worker's graph that start an exchange; the server's graph takes what they return, by
+            these names with `TICKET` before them.
+        carried: {tensor of the worker's graph: its name in the server's, which takes it}.
+        versioned: Names of the variables of which the worker reads a version: its graph takes their values, by these
+            names.
         copied: Names of the variables of which the worker has a copy.
         worker_ends: The nodes that always run in the worker's graph.
         server_ends: The same in the server's.
@@ -54,6 +55,7 @@ class DividedStep:
     worker: graph_pb2.GraphDef
     server: graph_pb2.GraphDef
     tickets: tuple[str, ...]
+    carried: Mapping[str, str]
     versioned: tuple[str, ...]
     copied: tuple[str, ...]
     worker_ends: tuple[str, ...]
@@ -63,6 +65,7 @@ class DividedStep:
 
 
 TICKET = "ticket/"
+_CARRIED = "carried/"
 
 
 def divide(graph_def: graph_pb2.GraphDef, outputs: Sequence[str], ends: Iterable[str], shared: Collection[str],
@@ -117,6 +120,8 @@ class _Division:
         # Servers alone write these.
         self._versioned = {source for source, nodes in self._writers.items()
                            if any(node.name in self._after for node in nodes)}
+        self._of_version = self._reached(self._versioned, with_controls=False)
+        self._carried: dict[str, str] = {}
 
     def divided(self, outputs: Sequence[str], ends: list[str]) -> DividedStep:
         graph = self._graph
@@ -125,8 +130,10 @@ class _Division:
         is_worker_output = [name in self._with_rows and name not in self._after for name in output_nodes]
         worker_ends = [name for name in ends if self._is_workers(name)]
         server_ends = [name for name in ends if name not in worker_ends]
+        servers = self._needed([*server_ends, *(name for name, is_workers in zip(output_nodes, is_worker_output)
+                                                if not is_workers)], self._stops_server)
         worker_outputs = [name for name, is_workers in zip(output_nodes, is_worker_output) if is_workers]
-        begin = [*worker_outputs, *worker_ends,
+        begin = [*worker_outputs, *worker_ends, *map(graph_lib.node_of, self._carried),
                  *(graph_lib.node_of(tensor) for node in self._exchanges.values() for tensor in graph.inputs(node))]
         # The worker's updates of variables that change with its clock: each may need another one.
         copied: set[str] = set()
@@ -140,13 +147,11 @@ class _Division:
             copied |= new  # ends: as there are finitely many variables
             begin += [node.name for source in new for node in self._writers[source]]
         worker_ends += [node.name for node in written if node.name in workers and node.name not in worker_ends]
-        servers = self._needed([*server_ends, *(name for name, is_workers in zip(output_nodes, is_worker_output)
-                                                if not is_workers)], self._stops_server)
         versioned = sorted(read & self._versioned)
         server_nodes, values = self._server(servers, versioned, server_ends)
         return DividedStep(
             graph_lib.with_nodes(self._graph_def, self._worker(workers, versioned)),
-            graph_lib.with_nodes(self._graph_def, server_nodes), tuple(self._exchanges),
+            graph_lib.with_nodes(self._graph_def, server_nodes), tuple(self._exchanges), self._carried,
             tuple(versioned), tuple(sorted(copied)), tuple(worker_ends),
             tuple(name for name in server_ends if name in servers), tuple(values), tuple(is_worker_output))
 
@@ -199,11 +204,14 @@ class _Division:
             return False
         if graph_lib.is_control(tensor):
             return name in self._with_rows or self._is_workers(name)
-        if name in self._with_rows:
+        if name not in self._with_rows:
+            return False
+        if name in self._of_version:
             raise GraphError(
-                f"Workers are to read stale weights, but the update '{node.name}' needs '{name}' of this rank's batch, "
-                "and other ranks have other batches, expected sums over ranks; train with synchrony='bsp'.")
-        return False
+                f"Workers are to read stale weights, but the update '{node.name}' needs '{name}', which each rank "
+                "computes with its own version of them, expected sums over ranks; train with synchrony='bsp'.")
+        self._carried.setdefault(tensor, f"{_CARRIED}{len(self._carried)}")
+        return True
 
     def _reads_version(self, node: node_def_pb2.NodeDef) -> bool:
         return node.op in variables_lib.READS and not self._versioned.isdisjoint(self._sources.get(node.name, ()))
@@ -227,11 +235,7 @@ class _Division:
         for node in self._graph_def.node:
             if node.name in self._exchanges:
                 nodes.append(_send(node, names))
-            elif node.name in versioned:
-                value = node_def_pb2.NodeDef(name=node.name, op="Placeholder")
-                value.attr["dtype"].type = self._variables[node.name]
-                nodes.append(value)
-            elif node.name in names:
+            elif node.name in names and node.name not in versioned:
                 nodes.append(self._on_value(_within(node, names)))
         return nodes
 
@@ -244,7 +248,9 @@ class _Division:
             read = node_def_pb2.NodeDef(name=node.name, op="Identity", input=node.input, device=node.device)
             read.attr["T"].type = self._variables[source]
             return read
-        if node.op not in variables_lib.PASSED_ON:
+        if node.op == "VariableShape":
+            node.op = "Shape"
+        elif node.op not in variables_lib.PASSED_ON:
             raise GraphError(
                 f"Workers are to read stale weights, but the {node.op} '{node.name}' works on a variable itself, "
                 "expected one that reads its value; train with synchrony='bsp'.")
@@ -257,9 +263,11 @@ class _Division:
         nodes, values = [], []
         for node in self._graph_def.node:
             if node.name in self._exchanges:  # also if no update needs it: what begins has to end
-                nodes += [_ticket(node), _receive(node, self._graph.shape(node.name))]
+                nodes.append(_receive(node, self._graph.shape(node.name)))
             elif node.name in names:
-                nodes.append(_within(node, {*names, *self._exchanges}))
+                copy = _within(node, {*names, *self._exchanges})
+                copy.input[:] = [self._carried.get(tensor, tensor) for tensor in copy.input]
+                nodes.append(copy)
         for source in versioned:
             read = node_def_pb2.NodeDef(name=f"version/{source}", op="ReadVariableOp", input=[
                 source, *(f"^{name}" for name in ends if name in names)])
@@ -288,12 +296,6 @@ def _send(node: node_def_pb2.NodeDef, names: Collection[str]) -> node_def_pb2.No
     send.attr["clocked"].b = True
     send.attr["T"].list.type.append(node.attr["T"].type)
     return send
-
-
-def _ticket(node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
-    ticket = node_def_pb2.NodeDef(name=f"{TICKET}{node.name}", op="Placeholder")
-    ticket.attr["dtype"].type = types_pb2.DT_VARIANT
-    return ticket
 
 
 def _receive(node: node_def_pb2.NodeDef, shape: graph_lib.Shape | None) -> node_def_pb2.NodeDef:

@@ -52,7 +52,7 @@ class ClockedStep:
         self._versioned = [variables[name] for name in divided.versioned]
         self._copies = [(variables[name], _copy_of(variables[name])) for name in divided.copied]
         self._is_workers = divided.outputs
-        self._tickets = len(divided.tickets)
+        self._given = len(divided.tickets) + len(divided.carried)
         arguments = [(graph_lib.node_of(name), dtype, shape) for dtype, shape, name in interface.arguments]
         arguments += [(name, variable.dtype, variable.shape) for name, variable in zip(divided.versioned,
                                                                                        self._versioned)]
@@ -60,11 +60,12 @@ class ClockedStep:
                                if is_workers == of_worker] for of_worker in (True, False)}
         copies = {name: copy.handle for name, (_, copy) in zip(divided.copied, self._copies)}
         self._worker = _function(f"{interface.name}_worker", divided.worker, arguments, captures | copies,
-                                 [*divided.tickets, *fetches[True]], divided.worker_ends, interface.variables)
-        self._server = _function(
-            f"{interface.name}_server", divided.server,
-            [(f"{worker_and_server.TICKET}{name}", tf.variant, tf.TensorShape([])) for name in divided.tickets],
-            captures, [*divided.values, *fetches[False]], divided.server_ends, interface.variables)
+                                 [*divided.tickets, *divided.carried, *fetches[True]], divided.worker_ends,
+                                 interface.variables)
+        names = [*(f"{worker_and_server.TICKET}{name}" for name in divided.tickets), *divided.carried.values()]
+        given = [(name, tensor.dtype, tensor.shape) for name, tensor in zip(names, self._worker.outputs)]
+        self._server = _function(f"{interface.name}_server", divided.server, given, captures,
+                                 [*divided.values, *fetches[False]], divided.server_ends, interface.variables)
 
     def run(self, tensors: Sequence[tf.Tensor]) -> "Outputs":
         """Makes a step of the worker, which the server applies later; returns its outputs."""
@@ -72,10 +73,10 @@ class ClockedStep:
 
         def compute(values: Sequence[tf.Tensor]) -> Any:
             results = self._worker(*tensors, *values)
-            tickets, outputs.of_worker = results[:self._tickets], results[self._tickets:]
+            given, outputs.of_worker = results[:self._given], results[self._given:]
 
             def update() -> Sequence[tf.Tensor]:
-                results = self._server(*tickets)
+                results = self._server(*given)
                 outputs.of_server = results[len(values):]
                 return results[:len(values)]
 
