@@ -51,6 +51,12 @@ class Clocks:
         self._updates: queue.SimpleQueue[Callable[[], Values]] = queue.SimpleQueue()
         self._server: threading.Thread | None = None
 
+    def check_bsp(self, what: str) -> None:
+        """Refuses what knows no versions of the weights, where workers are to read stale ones."""
+        if self.synchrony is not None:
+            raise GraphError(f"synchrony={self.synchrony}, but {what} has no versions of the weights, expected "
+                             "`fit`; train with that, or with synchrony='bsp'.")
+
     def log(self) -> VersionLog:
         """Returns the versions that this rank has read."""
         return VersionLog(str(self.synchrony), (tuple(self._read),), (self._waited_s,))

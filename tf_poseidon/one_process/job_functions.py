@@ -60,6 +60,9 @@ class JobFunction:
         self._results = None if partition is None else partition.results
         self._plan = job.graph_pass.expect(partition.number, partition.facts, partition.has_sites) if (
             partition is not None and partition.options.trains) else None
+        if self._plan is not None and clocked is not None:
+            self._plan.note(clocked.plan)
+            self._plan.overlap = clocked.overlap
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         self._job.clocks.finish()

@@ -147,7 +147,8 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
             variable.hold_whole()
         for master in masters:
             master.begin_whole()
-    clocked = clocked_step.ClockedStep(graphs.partition, job.clocks) if options.is_clocked else None
+    clocked = None if not options.is_clocked else clocked_step.ClockedStep(
+        graphs.partition, job.clocks, job.graph_pass.session)
     verifier = _step_verifier(concrete, name, job, summands, graphs.partition.shards)
     if verifier is None:
         # The graph and its operations refer to each other where Python's collector cannot see it; it takes tens of MB.

@@ -133,6 +133,7 @@ class _Distributed:
     def _traced(self, call: calls.Call, strategy: PoseidonStrategy) -> job_functions.JobFunction:
         if all(dimension is None for dimension in call.dimensions):
             raise GraphError(f"No input of '{call.name}' has rows; give it a batch, or name its inputs by inputs=.")
+        strategy.extended.job.clocks.check_bsp(f"the function '{call.name}' of poseidon.distribute")
         options = tracing.TraceOptions(strategy.extended.one_replica_in_scope, trains=True)
         return tracing.trace(self._function, call, strategy.extended.job, options)
 

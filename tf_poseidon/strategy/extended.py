@@ -151,6 +151,7 @@ class Extended(tf_compat.one_device_extended()):  # type: ignore[misc]
         strategy, job = self._container_strategy(), self._ranks
         job.new_variables.broadcast()
         share = step_lib.Share.of(datasets.all_rows((args, kwargs)), self.size)
+        job.clocks.check_bsp("strategy.run")
         step = step_lib.Step(share, job.verifier, job.wire_dtype)
         args, kwargs = datasets.values((args, kwargs))
         with tf.device(self.worker_devices[0]), _ReplicaContext(strategy, self.rank), step.active():

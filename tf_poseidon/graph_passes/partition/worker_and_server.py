@@ -100,9 +100,9 @@ class _Division:
                            if (op_def := tf_compat.op_def(node.op)) and op_def.is_distributed_communication}
         for node in self._exchanges.values():
             if node.op != _SYNC:
-                raise _no_version(node, f"is a {node.op}, no sum of a tensor")
+                raise _no_version(node, f"the exchange {{}} is a {node.op}, no sum of a tensor")
         if conditional := self._exchanges.keys() & frames_lib.inside(graph_def):
-            raise _no_version(self._exchanges[min(conditional)], "is in a branch or loop")
+            raise _no_version(self._exchanges[min(conditional)], "the exchange {} is in a branch or loop")
         # Behind an exchange, and exchanges themselves.
         self._after = self._reached(self._exchanges, with_controls=True) | self._exchanges.keys()
         arguments = [node.name for node in graph_def.node if node.op == "Placeholder" and node.name not in shared]
@@ -193,7 +193,7 @@ class _Division:
         if graph_lib.is_control(tensor) and not self._reads_version(node):
             return True  # only an order within the step
         exchange = self._exchange_before(name)
-        raise _no_version(exchange, f"'{node.name}' needs it for this rank's part of the step")
+        raise _no_version(exchange, f"'{node.name}' needs the exchange {{}} before this rank's gradients are there")
 
     def _stops_server(self, node: node_def_pb2.NodeDef, tensor: str) -> bool:
         """Whether the server's part ends at an input of one of its nodes."""
@@ -309,7 +309,7 @@ def _receive(node: node_def_pb2.NodeDef, shape: graph_lib.Shape | None) -> node_
 
 
 def _no_version(node: node_def_pb2.NodeDef, why: str) -> GraphError:
-    """Returns the refusal of an exchange in which ranks need each other within a step."""
+    """Returns the refusal of an exchange in which ranks need each other within a step; `{}` in `why` is its name."""
     site = node.attr["site"].s.decode()
-    return GraphError(f"Workers are to read stale weights, but the exchange '{site}' {why}, so that all ranks would "
-                      "have to be at the same clock; train with synchrony='bsp', or without what needs it.")
+    return GraphError(f"Workers are to read stale weights, but {why.format(repr(site))}: all ranks would have to "
+                      "be at the same clock; train with synchrony='bsp', or without what needs it.")

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 from typing import overload
 
@@ -15,6 +16,7 @@ from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon import grappler
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import worker_and_server
 from tf_poseidon.job.clocks import Clocks
@@ -26,14 +28,20 @@ _Argument = tuple[str, tf.DType, tf.TensorShape]  # of a function: its placehold
 
 
 class ClockedStep:
-    """A step that a rank's worker and its server share, as `worker_and_server` divides it."""
+    """A step that a rank's worker and its server share, as `worker_and_server` divides it.
 
-    def __init__(self, partition: Partition, clocks: Clocks) -> None:
+    Attributes:
+        plan: Its `Plan`: all gradients travel dense.
+        overlap: How far workers run ahead, a sentence.
+    """
+
+    def __init__(self, partition: Partition, clocks: Clocks, session: session_lib.RewriteSession) -> None:
         """Makes the functions of both.
 
         Args:
             partition: The step.
             clocks: This rank's clocks.
+            session: What plans the step.
 
         Raises:
             GraphError: If it cannot be divided, on all ranks.
@@ -49,6 +57,10 @@ class ClockedStep:
             {name: variable.dtype.as_datatype_enum for name, variable in variables.items()},
             [name for name, variable in variables.items() if any(variable is other for other in held)],
             grappler.add_shapes(graph_def, alone=True))
+        plan = session.plan_of(graph_def, partition.options.facts, grappler.add_shapes)
+        self.plan = dataclasses.replace(plan, whole=partition.facts.whole)
+        self.overlap = (f"Workers may run ahead of the weights that they read, by {clocks.synchrony}; the results are "
+                        "not those of one process.")
         self._versioned = [variables[name] for name in divided.versioned]
         self._copies = [(variables[name], _copy_of(variables[name])) for name in divided.copied]
         self._is_workers = divided.outputs
