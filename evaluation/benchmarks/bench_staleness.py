@@ -1,0 +1,224 @@
+"""Compares synchronous training, stale weights and balanced rows where ranks are not equally fast.
+
+    python -m evaluation.benchmarks.bench_staleness --json docs/results/staleness.json
+
+A small network learns scikit-learn's handwritten digits on the ranks of one host; how long a rank's rows take is
+emulated by a sleep. Before anything is reported, it is checked that synchronous training has the weights that the same
+steps have with SSP(0), and that no bound was exceeded; the simulation of each run has the same times of steps, and of
+the rest of a step what synchronous training shows.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from typing import Any
+
+from absl import app
+from absl import flags
+import keras
+import numpy as np
+import rich.progress
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+import tensorflow as tf
+
+from evaluation import modules
+from evaluation import output
+from evaluation.simulation import stale_schedule
+import tf_poseidon as poseidon
+from tf_poseidon.staleness.gate import VersionGate
+
+_JSON, _MARKDOWN = output.json_flag(), output.markdown_flag()
+_ROUNDS = flags.DEFINE_integer("rounds", 1, "Jobs of each kind.", lower_bound=1)
+_CHILD = flags.DEFINE_string("child", None, "For its own use: this process is a rank, which writes to this folder.")
+_WAY = flags.DEFINE_string("way", None, "For its own use: how it trains.")
+_CLUSTER = flags.DEFINE_string("cluster", None, "For its own use: how fast ranks are.")
+_ROUND = flags.DEFINE_integer("round", 0, "For its own use: from which jitter follows.")
+
+RANKS, ROWS, EPOCHS, STEPS = 4, 64, 4, 33
+SECONDS = 0.08  # of a rank's rows, where it is not slow and all have as many
+_TIMEOUT_S = 900
+# By name of a cluster: how slow its ranks are, and by which shares of rows they would be equally fast.
+CLUSTERS = {
+    "one rank 2 times slower": ((1, 1, 1, 2), (2, 2, 2, 1)),
+    "one rank 4 times slower": ((1, 1, 1, 4), (4, 4, 4, 1)),
+    "jitter": (None, None),
+}
+_BALANCED = "bsp, balanced rows"
+WAYS: dict[str, Any] = {"bsp": "bsp", "SSP(0)": poseidon.SSP(0), "SSP(3)": poseidon.SSP(3),
+                        "DSSP(3, 15)": poseidon.DSSP(3, 15), _BALANCED: "bsp"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a rank has measured.
+
+    Attributes:
+        seconds: Of all steps.
+        epochs: For each epoch: when it was over, in seconds, and the loss and accuracy on other data.
+        weights: The sum of the weights' absolute values.
+        staleness: How often a version was read that was so many clocks old.
+        waiting: How long it has waited for versions, in seconds.
+    """
+
+    seconds: float
+    epochs: list[tuple[float, float, float]]
+    weights: float
+    staleness: dict[str, int]
+    waiting: float
+
+
+def times_of(cluster: str, number: int, shares: tuple[int, ...] | None = None) -> np.ndarray:
+    """Returns [ranks, steps]: how long ranks' rows take, in seconds; `number` is that of the round."""
+    slow, _ = CLUSTERS[cluster]
+    if slow is None:
+        paces = 1 + np.random.default_rng(number).exponential(0.5, (RANKS, EPOCHS * STEPS))
+    else:
+        paces = np.repeat(np.array(slow, float)[:, None], EPOCHS * STEPS, 1)
+    rows = np.array(shares or [1] * RANKS)
+    return SECONDS * paces * (RANKS * rows / rows.sum())[:, None]
+
+
+class _Epochs(keras.callbacks.Callback):
+    """Notes when epochs end, without their validation."""
+
+    def __init__(self, data: tuple[np.ndarray, np.ndarray]) -> None:
+        super().__init__()
+        self.data, self.ends = data, list[tuple[float, float, float]]()
+        self.seconds = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.begin = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seconds += time.perf_counter() - self.begin
+        loss, accuracy = self.model.evaluate(*self.data, batch_size=512, verbose=0)
+        self.ends.append((self.seconds, loss, accuracy))
+
+
+def train() -> tuple[int, Run]:
+    """Trains, as a rank of a job; returns its number, and what it has measured."""
+    synchrony, (_, shares) = WAYS[_WAY.value], CLUSTERS[_CLUSTER.value]
+    shares = shares if _WAY.value == _BALANCED else None
+    strategy = poseidon.PoseidonStrategy("ps", synchrony=synchrony, rows=shares, timeout_s=_TIMEOUT_S)
+    times = iter(times_of(_CLUSTER.value, _ROUND.value, shares)[strategy.rank])
+    images, labels = load_digits(return_X_y=True)
+    train_x, test_x, train_y, test_y = train_test_split((images / 16).astype(np.float32), labels, random_state=0)
+    keras.utils.set_random_seed(1)
+    is_measured = False
+
+    def sleep(x: np.ndarray) -> np.ndarray:
+        if is_measured:
+            time.sleep(next(times))
+        return x
+
+    class Slow(keras.layers.Layer):
+        """Takes its time when it trains: for whole batches, which all ranks have."""
+
+        def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(sleep, [x], x.dtype), x.shape) if training else x
+
+        def compute_output_shape(self, input_shape: Any) -> Any:
+            return input_shape
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((64,)), Slow(), keras.layers.Dense(128, "relu"),
+                                  keras.layers.Dense(10)])
+        model.compile(keras.optimizers.SGD(0.05, 0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                      metrics=["accuracy"])
+    data = tf.data.Dataset.from_tensor_slices((train_x, train_y)).repeat().batch(ROWS, drop_remainder=True)
+    epochs = _Epochs((test_x, test_y))
+    initial = model.get_weights()
+    model.fit(data, epochs=1, steps_per_epoch=1, verbose=0)  # traces
+    model.evaluate(test_x, test_y, batch_size=512, verbose=0)
+    model.set_weights(initial)
+    for variable in model.optimizer.variables[2:]:
+        variable.assign(np.zeros(variable.shape))
+    is_measured = True
+    model.fit(data, epochs=EPOCHS, steps_per_epoch=STEPS, verbose=0, callbacks=[epochs])
+    of_ranks = None if synchrony == "bsp" else strategy.version_log()
+    return strategy.rank, Run(
+        epochs.seconds, epochs.ends, float(sum(np.abs(weight).sum() for weight in model.get_weights())),
+        {} if of_ranks is None else {str(age): n for age, n in of_ranks.staleness()[strategy.rank].items()},
+        0.0 if of_ranks is None else of_ranks.waiting_seconds[strategy.rank])
+
+
+def run(way: str, cluster: str, number: int) -> list[Run]:
+    """Runs a job."""
+    launcher = [os.path.join(sysconfig.get_path("scripts"), "mpiexec"), "-n", str(RANKS)]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [*launcher, *modules.command("benchmarks.bench_staleness"), f"--child={folder}", f"--way={way}",
+             f"--cluster={cluster}", f"--round={number}"], capture_output=True, text=True, timeout=_TIMEOUT_S,
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"})
+        if done.returncode:
+            sys.exit(f"The job ended with status {done.returncode}, expected 0:\n{done.stderr[-4000:]}")
+        return [Run(**json.loads((pathlib.Path(folder) / f"{rank}.json").read_text())) for rank in range(RANKS)]
+
+
+def simulated(way: str, cluster: str, number: int, rest_s: float) -> float:
+    """Returns the seconds of all steps; epochs follow each other, and `rest_s` is the rest of a step."""
+    shares = CLUSTERS[cluster][1] if way == _BALANCED else None
+    times = times_of(cluster, number, shares) + rest_s
+    bounds = poseidon.SSP(0) if WAYS[way] == "bsp" else WAYS[way]
+    return sum(stale_schedule.simulate(times[:, i:i + STEPS].tolist(), 0, lambda: VersionGate(bounds)).seconds
+               for i in range(0, EPOCHS * STEPS, STEPS))
+
+
+def check(runs: dict[str, list[Run]]) -> None:
+    """Refuses results that are not what they say."""
+    if runs["bsp"][0].weights != runs["SSP(0)"][0].weights:
+        sys.exit(f"SSP(0) has weights that add up to {runs['SSP(0)'][0].weights}, expected {runs['bsp'][0].weights}, "
+                 "those of synchronous training.")
+    for way, of_ranks in runs.items():
+        upper = getattr(WAYS[way], "upper", 0)
+        if (most := max([int(age) for each in of_ranks for age in each.staleness], default=0)) > upper:
+            sys.exit(f"{way} has read a version {most} clocks old, expected at most {upper}.")
+
+
+def main(_: list[str]) -> None:
+    if _CHILD.value:
+        rank, measured = train()
+        output.write_json(pathlib.Path(_CHILD.value) / f"{rank}.json", measured)
+        return
+    jobs: dict[str, dict[str, list[list[Run]]]] = {cluster: {way: [] for way in WAYS} for cluster in CLUSTERS}
+    cells = [(cluster, way, number) for number in range(_ROUNDS.value) for cluster in CLUSTERS for way in WAYS
+             if way != _BALANCED or CLUSTERS[cluster][1]]
+    with rich.progress.Progress() as progress:
+        for cluster, way, number in progress.track(cells, description="jobs"):
+            jobs[cluster][way].append(run(way, cluster, number))
+    rows, results = [], []
+    for cluster, of_ways in jobs.items():
+        for number in range(_ROUNDS.value):
+            check({way: each[number] for way, each in of_ways.items() if each})
+        rests = [(each[0].seconds - simulated("bsp", cluster, number, 0)) / EPOCHS / STEPS
+                 for number, each in enumerate(of_ways["bsp"])]
+        for way, each in of_ways.items():
+            if not each:
+                continue
+            ratios = sorted(bsp[0].seconds / other[0].seconds for bsp, other in zip(of_ways["bsp"], each))
+            expected = [simulated(way, cluster, number, rests[number]) for number in range(len(each))]
+            errors = [other[0].seconds / predicted - 1 for other, predicted in zip(each, expected)]
+            waiting = statistics.median(sum(rank.waiting for rank in other) / RANKS for other in each)
+            end = each[0][0].epochs[-1]
+            rows.append([cluster, way, f"{EPOCHS * STEPS / statistics.median(o[0].seconds for o in each):.2f}",
+                         f"{statistics.median(ratios):.3f}", f"{ratios[0]:.3f}-{ratios[-1]:.3f}",
+                         f"{100 * max(errors, key=abs):+.1f} %", f"{waiting:.1f}" if WAYS[way] != "bsp" else "",
+                         f"{end[1]:.4f}", f"{end[2]:.4f}"])
+            results.append({"cluster": cluster, "way": way, "simulated_s": expected, "jobs": each})
+    header = ["cluster", "way", "steps/s", "of bsp", "from-to", "simulated", "waited, s", "loss", "accuracy"]
+    output.show(f"{RANKS} ranks, {EPOCHS} epochs of {STEPS} steps", header, rows, left=2)
+    if _MARKDOWN.value:
+        pathlib.Path(_MARKDOWN.value).write_text("\n".join(output.markdown_table(header, rows)) + "\n")
+    output.write_json(_JSON.value, results)
+
+
+if __name__ == "__main__":
+    app.run(main)
