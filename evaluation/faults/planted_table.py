@@ -249,6 +249,8 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
                 "[resource, f\"^{master.name}\"], node)", "[resource], node)"),
         Planted("weights decay before other ranks have begun the step", f"{_PARTITION}/updates/early_updates.py",
                 "            node.input.append(f\"^{waits[node.name]}\")\n", "            pass\n"),
+        Planted("nothing waits to overwrite a gradient", f"{_PARTITION}/updates/last_readers.py",
+                "                nodes[last].input.append(f\"^{other}\")\n", "                pass\n"),
         Planted("Keras' functions keep graphs of weights that are whole again",
                 "tf_poseidon/one_process/job_functions.py",
                 "            self._function, self._is_new = self._make(), True\n        before",

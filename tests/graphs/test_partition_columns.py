@@ -25,6 +25,7 @@ from tf_poseidon.graph_passes.partition.rules import columns
 from tf_poseidon.graph_passes.partition.rules.columns import makers
 from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.graph_passes.partition.updates import awaited_reads
+from tf_poseidon.graph_passes.partition.updates import last_readers
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
 BATCHES = (7, 1, 0, 12)
@@ -303,6 +304,11 @@ def test_heads_run_on_columns(head):
                     assert of_all[rank].tobytes() == of_all[0].tobytes(), f"bits of {name} on rank {rank} of {size}"
 
 
+def of_nodes(nodes):
+    """Returns a GraphDef of (name, op, inputs) of each node."""
+    return graph_pb2.GraphDef(node=[node_def_pb2.NodeDef(name=name, op=op, input=inputs) for name, op, inputs in nodes])
+
+
 @pytest.mark.parametrize("is_before", [False, True])
 def test_updates_wait_for_what_computes_with_a_weight(is_before):
     """Not for what reads it when it is updated, and never in a circle."""
@@ -310,8 +316,32 @@ def test_updates_wait_for_what_computes_with_a_weight(is_before):
              ("flat", "Reshape", ["read", "x"]), ("errors", "MatMul", ["flat", "x", *["^update"] * is_before]),
              ("update", "AssignSubVariableOp", ["v", "x"]), ("again", "ReadVariableOp", ["v", "^update"]),
              ("later", "Neg", ["again"])]
-    graph_def = graph_pb2.GraphDef(node=[node_def_pb2.NodeDef(name=name, op=op, input=inputs)
-                                         for name, op, inputs in nodes])
+    graph_def = of_nodes(nodes)
     waiting = {node.name: list(node.input) for node in awaited_reads.awaited(graph_def, ["v"]).node}
     assert waiting["update"] == ["v", "x", *["^errors"] * (not is_before)]
     assert awaited_reads.awaited(graph_def, []) == graph_def
+
+
+# Adam's update of a weight: of its slots m and v, which are independent, and then of itself.
+ADAM = [
+    *((name, "VarHandleOp", []) for name in ("w", "m", "v")), ("rate", "Const", []), ("errors", "Placeholder", []),
+    ("gradient", "MatMul", ["errors", "errors"]), ("flat", "Reshape", ["gradient", "rate"]),
+    ("read_m", "ReadVariableOp", ["m"]), ("less_m", "Sub", ["flat", "read_m"]), ("part_m", "Mul", ["less_m", "rate"]),
+    ("update_m", "AssignAddVariableOp", ["m", "part_m"]), ("new_m", "ReadVariableOp", ["m", "^update_m"]),
+    ("square", "Square", ["gradient"]), ("read_v", "ReadVariableOp", ["v"]), ("less_v", "Sub", ["square", "read_v"]),
+    ("update_v", "AssignAddVariableOp", ["v", "less_v"]), ("new_v", "ReadVariableOp", ["v", "^update_v"]),
+    ("root", "Sqrt", ["new_v"]), ("scaled", "Mul", ["new_m", "rate"]), ("step", "RealDiv", ["scaled", "root"]),
+    ("update_w", "AssignSubVariableOp", ["w", "step"])]
+
+
+@pytest.mark.parametrize("more, layouts, waiting", [
+    ({}, "www", {"less_m": {"^square"}}), ({"read_m": ["^square"]}, "www", {}), ({"norm": ["gradient"]}, "www", {}),
+    ({}, "wmv", {}), ({}, "", {})], ids=["any", "waits already", "read by others", "of other layouts", "none"])
+def test_heads_overwrite_a_gradient(more, layouts, waiting):
+    """The last op that computes with it waits for the others, unless somebody else has it, too."""
+    graph_def = of_nodes([*((name, op, [*inputs, *more.get(name, ())]) for name, op, inputs in ADAM),
+                          *([("norm", "L2Loss", more["norm"])] if "norm" in more else [])])
+    result = last_readers.waiting(graph_def, dict(zip("wmv", layouts)))
+    added = {node.name: {*node.input} - {*before.input} for before, node in zip(
+        graph_def.node, result.node, strict=True)}
+    assert {name: inputs for name, inputs in added.items() if inputs} == waiting

@@ -18,6 +18,7 @@ import pytest
 import tf_poseidon as poseidon
 from tf_poseidon.explanations import explaining
 from tf_poseidon.graph_passes.partition.updates import early_updates
+from tf_poseidon.graph_passes.partition.updates import last_readers
 
 NAMES = tuple(explain_models.CASES) if "POSEIDON_ALL_CELLS" in os.environ else (
     "wide", "embedding", "own_step", "gan", "sequential", "whole_step", "columns")
@@ -285,6 +286,23 @@ def test_weights_that_ranks_divide_take_a_part_of_the_memory():
     assert not plan.has_shards and sharded.has_shards
     assert sharded.divided == auto.divided == plan.divided and sharded.memory.slots < plan.memory.slots
     assert poseidon.Plan.from_text(plan.to_text()) == plan
+
+
+def test_updates_of_weights_that_ranks_divide_overwrite_the_gradient(monkeypatch):
+    """What computes with it for Adam's second slot waits until the first one no longer needs it."""
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(4096, use_bias=False, name="head")])
+    model.compile("adam", "mse")
+    waiting, made = last_readers.waiting, []
+
+    def noted(graph_def, layouts):
+        made.append((graph_def, waiting(graph_def, layouts)))
+        return made[-1][1]
+
+    monkeypatch.setattr(last_readers, "waiting", noted)
+    poseidon.explain(model, 8, 4, 1.0, pins={"*head/kernel": "columns"})
+    before, after = made[-1]
+    changed = {other.op for node, other in zip(before.node, after.node, strict=True) if node != other}
+    assert changed & {"Square", "Sub"}
 
 
 def command(*arguments):

@@ -20,6 +20,7 @@ from tf_poseidon.graph_passes.partition import partitioner
 from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.graph_passes.partition.updates import awaited_reads
 from tf_poseidon.graph_passes.partition.updates import early_updates
+from tf_poseidon.graph_passes.partition.updates import last_readers
 from tf_poseidon.one_process.partition_options import PartitionOptions
 from tf_poseidon.one_process.sharding.master_weights import Copies
 
@@ -135,9 +136,9 @@ class Attempts:
         graph = partitioner.partition(
             self._copies.used_in(masters), self._outputs, grappler.add_shapes, known, rows=self._options.rows,
             runs_whole=True, own=self._outputs if self._keeps_rows else ())
-        divided = [name for name, layout in graph.shards.items() if layout in known.divided]
-        graph = dataclasses.replace(graph, graph_def=awaited_reads.awaited(
-            early_updates.delayed(graph.graph_def, graph.shards), divided))
+        divided = {name: layout for name, layout in graph.shards.items() if layout in known.divided}
+        graph = dataclasses.replace(graph, graph_def=last_readers.waiting(awaited_reads.awaited(
+            early_updates.delayed(graph.graph_def, graph.shards), divided), divided))
         return graph, early_updates.find(graph.graph_def, graph.shards)
 
     def _with_divided(self, known: partitioner.KnownVariables,
