@@ -29,6 +29,27 @@ def test_parts_have_the_bits_of_the_whole(name, shape):
             np.take(whole, range(begin, begin + count), dimension).reshape(-1))
 
 
+def test_few_numbers_are_drawn_at_a_time(monkeypatch):
+    """So that TensorFlow needs, and keeps, little memory besides that of the result."""
+    monkeypatch.setattr(initial_values, "_TOGETHER", 30)
+    shape = (5, 100)
+    whole = INITIALIZERS["truncated"](shape, dtype="float32").numpy()
+    value = initial_values.traced(lambda: INITIALIZERS["truncated"](shape, dtype="float32"))
+    elements, counts = value.elements, []
+
+    def noted(first, count):
+        counts.append(count)
+        return elements(first, count)
+
+    monkeypatch.setattr(value, "elements", noted)
+    for dimension, sizes in ((0, [30] * 6 + [20]), (1, [30, 20] * 5)):
+        counts.clear()
+        begin, count = (1, 2) if dimension == 0 else (13, 50)
+        np.testing.assert_array_equal(value.columns(shape, dimension, begin, count),
+                                      np.take(whole, range(begin, begin + count), dimension).reshape(-1))
+        assert counts == sizes
+
+
 def test_another_rank_draws_the_same_with_the_same_source():
     first, other = (initial_values.traced(lambda seed=seed: keras.initializers.GlorotUniform(seed=seed)((40, 3)))
                     for seed in (1, 2))

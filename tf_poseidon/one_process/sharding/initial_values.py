@@ -19,6 +19,7 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 # By op: by how much the counter increases with each group of numbers.
 _DRAWN = {"StatelessRandomUniformV2": 1, "StatelessRandomNormalV2": 1, "StatelessTruncatedNormalV2": 256}
 _GROUP = 4  # numbers of float32 that are drawn together
+_TOGETHER = 1 << 20  # of them, at most
 _COMPUTED = ("Identity", "Mul", "Add", "AddV2", "Sub")
 _PHILOX = 1
 _VALUE = "value"
@@ -64,8 +65,13 @@ class InitialValue:
             count: Its size.
         """
         inner = math.prod(shape[dimension + 1:])
-        lines, length = math.prod(shape[:dimension]), shape[dimension] * inner
-        return tf.concat([self.elements(line * length + begin * inner, count * inner) for line in range(lines)], 0)
+        length, own = shape[dimension] * inner, count * inner
+        result = np.empty((math.prod(shape[:dimension]), own), np.float32)
+        for line, numbers in enumerate(result):
+            for first in range(0, own, _TOGETHER):  # not all at once: TensorFlow keeps memory that tensors have had
+                some = numbers[first:first + _TOGETHER]
+                some[:] = self.elements(line * length + begin * inner + first, len(some)).numpy()
+        return tf.constant(result.reshape(-1))
 
 
 _WORD = 2**64 - 1
