@@ -288,6 +288,22 @@ def test_weights_that_ranks_divide_take_a_part_of_the_memory():
     assert poseidon.Plan.from_text(plan.to_text()) == plan
 
 
+def test_auto_divides_weights_if_it_must(monkeypatch):
+    """Though steps are longer for it: if variables take more than half of the memory, those that are shards in part."""
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(2**14, name="wide"),
+                              keras.layers.Dense(8, name="narrow")], name="net")
+    model.compile("adam", "mse")
+    size, divided = 4 * (65 * 2**14 + (2**14 + 1) * 8), {}
+    for name, memory_bytes, shard_update in (
+            ("enough", 7 * size, False), ("short", 5 * size, False), ("enough of shards", 5 * size, True),
+            ("short of shards", 2 * size, True)):
+        monkeypatch.setattr(explaining, "_MEMORY_BYTES", memory_bytes)
+        plan = poseidon.explain(model, 4096, 4, 1e5, shard_update=shard_update)
+        divided[name] = [weight.path for weight in plan.divided]
+    in_columns = ["net/wide/kernel", "net/wide/bias"]
+    assert divided == {"enough": [], "short": in_columns, "enough of shards": [], "short of shards": in_columns}
+
+
 def test_updates_of_weights_that_ranks_divide_overwrite_the_gradient(monkeypatch):
     """What computes with it for Adam's second slot waits until the first one no longer needs it."""
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(4096, use_bias=False, name="head")])

@@ -136,12 +136,12 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         optimizers = callbacks_lib.optimizers_of(model)
         layouts = dict(collections.ChainMap(*map(sharded_slots.layouts, _with_inner(optimizers))))
         masters = sharded_slots.masters(optimizers)
-        is_auto = shard_update == options_lib.AUTO
         options = PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True,
                                    session=rewriting, layouts=layouts, masters=masters,
                                                 loads=dict.fromkeys(range(min(servers or ranks, ranks)), 0),
                                                 shard_update=bool(shard_update),
-                                                memory_bytes=_MEMORY_BYTES if is_auto else None)
+                                                only_if_shorter=shard_update == options_lib.AUTO,
+                                                memory_bytes=_MEMORY_BYTES)
         partition = partitioning.partition(step, options, callbacks_lib.accumulators(model),
                                            candidates=metrics if model.compiled else None)
         graphs = rank_graphs.RankGraphs(partition)

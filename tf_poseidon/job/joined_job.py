@@ -33,8 +33,8 @@ class Job:
         row_shares: How ranks share the rows of global batches.
         shards: The variables of which ranks hold shards.
         shard_update: Whether variables may become shards.
-        memory_bytes: The memory of the rank that has least, which says whether they do; None if they do wherever they
-            can.
+        shards_if_shorter: Whether they do only if steps are no longer for it, or if memory is short.
+        memory_bytes: The memory of the rank that has least; None if nothing depends on it.
         clocks: The clocks of this rank's worker and server, where workers may read stale weights.
     """
 
@@ -48,6 +48,7 @@ class Job:
     row_shares: RowShares
     shards: ShardService
     shard_update: bool
+    shards_if_shorter: bool
     memory_bytes: int | None
     clocks: Clocks
 

@@ -29,8 +29,9 @@ class PartitionOptions:
             `MasterWeight`s.
         loads: The bytes of variables that each rank owns that may own some, see `partitioner.KnownVariables`.
         shard_update: Whether variables may become shards, apart from those of weights that are divided.
-        memory_bytes: Variables become shards only if a step is no longer for it, or if the function's variables take
-            more than half of this memory, that of a rank; None if they do wherever they can.
+        only_if_shorter: Whether variables become shards only if a step is no longer for it, or if memory is short.
+        memory_bytes: The memory of a rank, which is short if the function's variables take more than half of it; None
+            if it never is.
     """
 
     size: int
@@ -45,12 +46,17 @@ class PartitionOptions:
     masters: Mapping[int, str] = dataclasses.field(default_factory=dict)
     loads: Mapping[int, int] = dataclasses.field(default_factory=dict)
     shard_update: bool = True
+    only_if_shorter: bool = False
     memory_bytes: int | None = None
 
     @property
     def rows_of_rank(self) -> int | None:
         """Rows of a global batch that one rank computes, rounded up; None if unknown."""
         return None if self.rows is None else -(-self.rows // self.size)
+
+    def is_memory_short(self, num_bytes: int) -> bool:
+        """Whether a rank has too little memory for so many bytes of variables, and for what a step computes."""
+        return self.memory_bytes is not None and num_bytes > self.memory_bytes // 2
 
     @property
     def facts(self) -> training_step.StepFacts:

@@ -6,6 +6,7 @@ outputs, and the exchanges that `Partition.report` lists. Nothing here communica
 Tests: tests/graphs/test_partition_functions.py, tests/graphs/test_unroll.py, tests/training/test_distribution.py.
 """
 
+from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -286,8 +287,11 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
         others = {name: division for name, division in weights.items()
                   if division.columns > 1 and planning.is_worth_dividing(variables[name].shape)
                   and planning.pinned(paths[name], options.session.planner.pins) is None}
-        attempt = attempts.divided_if_shorter(attempt, others, weights)
-    if options.memory_bytes is not None and _bytes(variables.values()) <= options.memory_bytes // 2:
+        if options.is_memory_short(_held_bytes(variables, attempt.graph.shards, options.size)):
+            attempt = attempts.divided(attempt, divided_weights.in_pairs(graph_def, others), weights)
+        else:
+            attempt = attempts.divided_if_shorter(attempt, others, weights)
+    if options.only_if_shorter and not options.is_memory_short(_bytes(variables.values())):
         attempt = attempts.whole_if_shorter(attempt)
     known, partitioned = attempt.known, attempt.graph
     masters = [name for name in copies.of(known.shards, known.shard_candidates)
@@ -333,6 +337,11 @@ def _is_master(variable: tf.Variable) -> bool:
 def _bytes(variables: Iterable[tf.Variable]) -> int:
     return sum(variable.shape.num_elements() * variable.dtype.size for variable in variables
                if variable.shape.is_fully_defined())
+
+
+def _held_bytes(variables: Mapping[str, tf.Variable], shards: Container[str], ranks: int) -> int:
+    """Returns about how many bytes of some variables each rank holds: of those in `shards` its part."""
+    return sum(_bytes([variable]) // (ranks if name in shards else 1) for name, variable in variables.items())
 
 
 def _named(variables: Mapping[str, tf.Variable], wanted: Iterable[tf.Variable]) -> list[str]:

@@ -115,7 +115,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
         partition_options = PartitionOptions(
             job.size, call.rows() if rows is None else rows, options.trains, job.wire_dtype, job.strict,
             job.verifier if options.trains else None, session=job.graph_pass.session, loads=job.shards.loads,
-            shard_update=job.shard_update, memory_bytes=job.memory_bytes)
+            shard_update=job.shard_update, only_if_shorter=job.shards_if_shorter, memory_bytes=job.memory_bytes)
         problem, graphs = "", None
         try:
             candidates = _read_later(variables) if form is ResultForm.READ_LATER and isinstance(

@@ -363,10 +363,11 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
     planner = planning.Planner(cluster, training.policy, training.pins, training.merge, training.plan)
     session = session_lib.RewriteSession(planner, writer, comparison=comparison)
     graph_pass = grappler.enable(communicator.rank, session, training.strict)
+    is_auto = training.shard_update == options.AUTO
     return Job(communicator, graph_pass, training.wire_dtype, verifier, held_variables.Held(communicator),
                new_variables.NewVariables(communicator), runtime.errors(),
                row_shares.of(communicator, training.given_row_shares, training.rows == options.BALANCED),
-               shard_service.ShardService(communicator, runtime.servers()), bool(training.shard_update),
-               agreement.least_memory(communicator) if training.shard_update == options.AUTO else None,
+               shard_service.ShardService(communicator, runtime.servers()), bool(training.shard_update), is_auto,
+               agreement.least_memory(communicator) if is_auto or planner.may_divide else None,
                clocks.Clocks(training.synchrony, None if training.versions is None
                             else training.versions.versions[communicator.rank]))
