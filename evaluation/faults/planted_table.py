@@ -255,6 +255,8 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
                 "tf_poseidon/one_process/job_functions.py",
                 "            self._function, self._is_new = self._make(), True\n        before",
                 "            pass\n        before"),
+        Planted("all parts of a shard are those at its beginning", "tf_poseidon/job/job_variables/shard_service.py",
+                "holding.read()[begin:begin + part.size]", "holding.read()[:part.size]"),
         Planted("a rank that is behind answers at once", "tf_poseidon/job/job_variables/shard_service.py",
                 "if ahead < 0 or int(self._updates.numpy()) < question.updates:", "if ahead < 0:"),
     ),

@@ -13,8 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 import tf_poseidon as poseidon
+from tf_poseidon.job.job_variables.shard_service import ShardService
+from tf_poseidon.keras_hook.checkpoints import large_values
 
 ROWS, BATCH, EPOCHS = 97, 32, 4  # 4 steps in an epoch
+large_values._AT_A_TIME = 200  # bytes: less than what matrices have
 PINS = {"columns": {"*/kernel": "hfb"}, "divided": {"*/kernel": "columns"}}  # by HOW
 
 
@@ -33,6 +36,20 @@ def make_model(optimizer, accumulates, units):
     # Three steps do not divide an epoch: gradients are on their way when it ends.
     model.compile(optimizer(0.01, gradient_accumulation_steps=3 if accumulates else None), "mse", metrics=["mae"])
     return model
+
+
+def in_parts(save, path):
+    """Saves variables of which this rank never has the whole of a large one."""
+    def whole(service, number):
+        holding = service._held(number)
+        assert holding.num_elements * holding.dtype.size <= 200, f"{holding.path} is read as a whole"
+        return read(service, number)
+
+    read, ShardService.whole = ShardService.whole, whole
+    try:
+        save(path)
+    finally:
+        ShardService.whole = read
 
 
 def main(directory, *how):
@@ -71,8 +88,8 @@ def main(directory, *how):
     model.load_weights(directory / "0" / "best.weights.h5")
     model.load_weights(backup)
     if strategy.rank == 0:
-        model.save(directory / "model.keras")
-        model.save_weights(directory / "model.weights.h5")
+        in_parts(model.save, directory / "model.keras")
+        in_parts(model.save_weights, directory / "model.weights.h5")
         model.export(directory / "exported", verbose=False)
         tf.saved_model.save(model, str(directory / "saved"))
         tf.train.Checkpoint(model=model).write(str(directory / "checkpoint"))

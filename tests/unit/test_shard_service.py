@@ -91,6 +91,19 @@ def test_one_rank_reads_or_all_do(ranks):
         np.testing.assert_array_equal(value, VALUE)
 
 
+@pytest.mark.parametrize("most_bytes, rows", [(1, 1), (1000, 5), (1 << 20, 40)])
+def test_a_rank_reads_some_rows_at_a_time(ranks, most_bytes, rows):
+    """Of a variable that the other assigns again meanwhile."""
+    for rank in ranks:
+        rank.assign(VALUE)
+    parts = ranks[0].service.parts(ranks[0].number, most_bytes)
+    found = [next(parts)]
+    ranks[1].assign(2 * VALUE)
+    found += parts
+    assert [len(part) for part in found] == 40 // rows * [rows]
+    np.testing.assert_array_equal(np.concatenate(found), VALUE)
+
+
 def test_a_rank_that_is_behind_answers_when_it_has_come_as_far(ranks):
     def assign_later():
         time.sleep(0.2)

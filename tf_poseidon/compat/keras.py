@@ -46,6 +46,7 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
         ("model_checkpoint", "ModelCheckpoint._last_batch_seen"), ("monitor_callback", "MonitorCallback.best"),
         ("reduce_lr_on_plateau", "ReduceLROnPlateau.wait"),
         ("reduce_lr_on_plateau", "ReduceLROnPlateau.cooldown_counter"))),
+    Name("keras.src.saving.saving_lib", "H5IOStore._h5_entry_group", "write large values some rows at a time"),
     Name("keras.src.trainers.trainer", "Trainer._symbolic_build", "restore metrics before the first step",
          ("self", "iterator", "data_batch")),
     Name("keras.src.backend.common.symbolic_scope", "in_symbolic_scope", "divide weights of layers of any class"),
@@ -82,6 +83,11 @@ def reads_logs_at_end(model: Any) -> bool:
 def value(variable: Any) -> "tf.Variable":
     """Returns the `tf.Variable` of a Keras variable."""
     return variable._value
+
+
+def group(store: Any) -> Any:
+    """Returns the group of HDF5 to which a file of weights adds values."""
+    return store._h5_entry_group
 
 
 def is_symbolic() -> bool:

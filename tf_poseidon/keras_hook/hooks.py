@@ -15,6 +15,7 @@ from tf_poseidon.compat import table
 from tf_poseidon.keras_hook.batch_loops import predicting
 from tf_poseidon.keras_hook.batch_loops import py_dataset_rows
 from tf_poseidon.keras_hook.batch_loops import trainer
+from tf_poseidon.keras_hook.checkpoints import large_values
 from tf_poseidon.keras_hook.checkpoints import model_files
 from tf_poseidon.keras_hook.checkpoints import resuming
 from tf_poseidon.keras_hook.keras_objects import batch_normalization
@@ -94,6 +95,10 @@ HOOKS = tuple(hook for hook in (
          ("obj_type",), wrapper=state.get_attr_skipset),
     *(Hook("keras.src.saving.saving_lib", name, "write files completely or not at all", ("model", "filepath"),
            **_always(model_files.save)) for name in ("save_model", "save_weights_only")),
+    Hook("keras.src.saving.saving_lib", "H5IOStore.__setitem__", "write large values some rows at a time",
+         ("self", "key", "value"), wrapper=large_values.set_value),
+    Hook("keras.src.optimizers.base_optimizer", "BaseOptimizer.save_own_variables",
+         "write large values some rows at a time", ("self", "store"), wrapper=large_values.save_optimizer),
     Hook("keras.src.callbacks.backup_and_restore", "BackupAndRestore._save_model",
          "keep the weights of a backup together with the epoch that they belong to", ("self",),
          **_always(model_files.back_up)),

@@ -10,9 +10,11 @@ Tests: tests/training/test_saving.py, tests/unit/test_shard_service.py.
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import json
 import threading
+import types
 import typing
 from typing import Any
 import weakref
@@ -41,6 +43,7 @@ class _Question(typing.NamedTuple):
         updates: How many runs of functions that update shards the rank has seen.
         assignments: How often its program has assigned the variable outside of steps.
         division: How the rank divides the variable; None asks for the whole.
+        part: Where the elements begin and end among those of the shard that are asked for; None asks for all.
     """
 
     what: str
@@ -48,6 +51,7 @@ class _Question(typing.NamedTuple):
     updates: int
     assignments: int
     division: Division | None
+    part: tuple[int, int] | None = None
 
 
 class _Elements(typing.NamedTuple):
@@ -70,6 +74,23 @@ class _Elements(typing.NamedTuple):
         """Returns these elements of a variable."""
         lines = whole.reshape(self.lines, -1)
         return np.concatenate([lines[:, :0], *(lines[:, run] for run in self.runs)], 1).reshape(-1)
+
+    def within(self, first: int, count: int, lines_of_all: bool) -> tuple[int, "_Elements"]:
+        """Returns which of them are in a part of a variable, of whole lines if there are several.
+
+        Args:
+            first: The number of the part's first line; of its first element if there is one line.
+            count: How many lines, or elements, it has.
+            lines_of_all: Whether there are several lines.
+
+        Returns:
+            (where they begin in the shard, the elements of the part).
+        """
+        if lines_of_all:
+            return first * (self.size // self.lines), _Elements(count, self.runs)
+        before = sum(max(0, min(run.stop, first) - run.start) for run in self.runs)
+        runs = [slice(max(run.start - first, 0), min(run.stop - first, count)) for run in self.runs]
+        return before, _Elements(1, [run for run in runs if run.start < run.stop])
 
     def put(self, shard: np.ndarray, whole: np.ndarray) -> None:
         """Writes a shard to its place in a variable, which is contiguous."""
@@ -144,6 +165,36 @@ class ShardService:
             of_rank.put(parts[rank], whole)
         return whole.reshape(holding.shape)
 
+    def parts(self, number: int, most_bytes: int) -> Iterator[np.ndarray]:
+        """Yields the whole of a variable of which this rank holds its shard, some rows at a time.
+
+        Shards do not change meanwhile: what could change them waits for this rank.
+
+        Args:
+            number: The number of the variable, which has rows.
+            most_bytes: How much to yield at a time, at least one row.
+        """
+        holding, own = self._held(number), self._communicator.rank
+        elements, rows = self._elements(holding, holding.division), int(holding.shape[0])
+        of_row, dtype = holding.num_elements // rows, holding.dtype.as_numpy_dtype
+        has_lines = elements[own].lines == rows
+        assert has_lines or elements[own].lines == 1, "lines are rows, unless shards are runs of elements"
+        step = max(1, most_bytes // (of_row * holding.dtype.size))
+        for row in range(0, rows, step):
+            count = min(step, rows - row)
+            place = (row, count) if has_lines else (row * of_row, count * of_row)
+            of_ranks = {rank: of_rank.within(*place, has_lines) for rank, of_rank in elements.items()}
+            answers = {rank: np.empty(part.size, dtype) for rank, (_, part) in of_ranks.items() if rank != own}
+            self._ask_others(_SHARD, number, answers, {
+                rank: (begin, begin + part.size) for rank, (begin, part) in of_ranks.items()})
+            begin, part = of_ranks[own]
+            answers[own] = holding.read()[begin:begin + part.size].numpy()
+            result = np.empty(count * of_row, dtype)
+            for rank, (_, part) in of_ranks.items():
+                part.put(answers[rank], result)
+            yield result.reshape(count, *holding.shape[1:])
+        holding.former = None  # all have come as far
+
     def lend(self, number: int, whole: Any) -> None:
         """Lets graphs of this rank's program read the whole of a variable until the next step."""
         self._held(number).lend(tf.convert_to_tensor(whole))
@@ -192,18 +243,20 @@ class ShardService:
         assert holding is not None, "the program has dropped the variable"
         return holding
 
-    def _ask_others(self, what: str, number: int, parts: dict[int, np.ndarray] | None = None) -> None:
-        """Asks all other ranks, whose answers come to `parts`, if any, and waits for all of them."""
+    def _ask_others(self, what: str, number: int, answers: Mapping[int, np.ndarray] = types.MappingProxyType({}),
+                    parts: Mapping[int, tuple[int, int]] = types.MappingProxyType({})) -> None:
+        """Asks all other ranks for parts of their shards, or all; waits for all `answers`, if there are any."""
         nothing = np.empty(0, np.uint8)
-        waits = [self._ask(rank, what, number, (parts or {}).get(rank, nothing))
+        waits = [self._ask(rank, what, number, answers.get(rank, nothing), part=parts.get(rank))
                  for rank in range(self._communicator.size) if rank != self._communicator.rank]
         for wait in waits:
             wait()
 
-    def _ask(self, rank: int, what: str, number: int, out: np.ndarray, whole: bool = False) -> Any:
+    def _ask(self, rank: int, what: str, number: int, out: np.ndarray, whole: bool = False,
+             part: tuple[int, int] | None = None) -> Any:
         holding = self._held(number)
         question = _Question(what, number, int(self._updates.numpy()), holding.assignments,
-                             None if whole else holding.division)
+                             None if whole else holding.division, part)
         # Errors have the first line.
         return self._communicator.ask(rank, f"{what} of {holding.path}\n{json.dumps(question)}", out)
 
@@ -229,8 +282,9 @@ class ShardService:
     def _has_answered(self, peer: int, question_number: int, text: str) -> bool:
         """Answers a question, if this rank has come as far."""
         title, _, fields = text.partition("\n")
-        what, number, updates, assignments, division = json.loads(fields)
-        question = _Question(what, number, updates, assignments, None if division is None else Division(*division))
+        what, number, updates, assignments, division, part = json.loads(fields)
+        question = _Question(what, number, updates, assignments, None if division is None else Division(*division),
+                             part)
         try:
             answer = self._answer_to(question, peer)
             if answer is None and self._communicator.has_reached_end:
@@ -252,7 +306,7 @@ class ShardService:
         own, nothing = self._communicator.rank, np.empty(0, np.uint8)
         if question.number >= len(self._holdings):
             return None
-        holding = self._holdings[question.number]
+        holding, part = self._holdings[question.number], slice(*question.part or (0, None))
         if holding is None:
             raise GraphError(f"Rank {own} has dropped a variable that rank {peer} reads; keep models on all ranks.")
         if question.what == _INITIAL:
@@ -269,24 +323,25 @@ class ShardService:
                 return nothing
             if ahead:
                 if ahead == 1 and holding.former is not None:
-                    return holding.former
+                    return holding.former[part]
                 raise GraphError(f"Rank {own} has assigned '{holding.path}' since, which rank {peer} reads; assign "
                                  "variables on all ranks, outside of what one rank does alone.")
             if question.what == _SHARD:
-                return self._shard(holding, question.division)
+                shard = self._shard(holding, question.division)
+                return None if shard is None else np.array(shard[part])
         return self._taken(question.number, holding, peer)
 
-    def _shard(self, holding: Holding, division: Division | None) -> np.ndarray | None:
+    def _shard(self, holding: Holding, division: Division | None) -> np.ndarray | tf.Tensor | None:
         """Returns this rank's shard of a variable; None if it has not come as far as to hold it."""
         assert division is not None, "ranks that hold the whole do not ask"
         if holding.extent is Extent.SHARD:
-            return holding.read().numpy() if holding.division == division else None
+            return holding.read() if holding.division == division else None
         elements = self._elements(holding, division)[self._communicator.rank]
         if holding.extent is Extent.WHOLE:
             return elements.of(holding.read().numpy())
         if holding.initial.of_size is None:
             return None
-        return tf.cast(holding.initial.of_size(elements.size), holding.dtype).numpy()
+        return tf.cast(holding.initial.of_size(elements.size), holding.dtype)
 
     def _taken(self, number: int, holding: Holding, peer: int) -> np.ndarray:
         """Assigns what `peer` offers."""

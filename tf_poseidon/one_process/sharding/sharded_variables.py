@@ -16,6 +16,7 @@ Tests: tests/training/test_sharded_update.py, tests/training/test_saving.py.
 """
 
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
@@ -79,6 +80,14 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
     def may_hold_shard(self) -> bool:
         """Whether a function may be the first that updates its shard."""
         return not self._is_pinned and not self._is_updated
+
+    def parts(self, most_bytes: int) -> Iterator[np.ndarray] | None:
+        """Returns an iterator of its rows, some at a time; None if this rank needs no other for its value.
+
+        Args:
+            most_bytes: How much is read at a time, at least one row.
+        """
+        return self._job.shards.parts(self._number, most_bytes) if self._holding.extent is Extent.SHARD else None
 
     def hold_shard(self, division: Division) -> None:
         """Makes this rank hold its shard, for functions that update it; all ranks call this together."""
