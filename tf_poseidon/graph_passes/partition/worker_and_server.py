@@ -66,6 +66,8 @@ class DividedStep:
 
 TICKET = "ticket/"
 _CARRIED = "carried/"
+# Ops of which a sum may be one input, and a weight the other, as of a gradient and that of a regularizer.
+_ADD = frozenset(("Add", "AddV2", "AddN", "Sub"))
 
 
 def divide(graph_def: graph_pb2.GraphDef, outputs: Sequence[str], ends: Iterable[str], shared: Collection[str],
@@ -148,12 +150,27 @@ class _Division:
             begin += [node.name for source in new for node in self._writers[source]]
         worker_ends += [node.name for node in written if node.name in workers and node.name not in worker_ends]
         versioned = sorted(read & self._versioned)
+        self._check_products(workers, servers)
         server_nodes, values = self._server(servers, versioned, server_ends)
         return DividedStep(
             graph_lib.with_nodes(self._graph_def, self._worker(workers, versioned)),
             graph_lib.with_nodes(self._graph_def, server_nodes), tuple(self._exchanges), self._carried,
             tuple(versioned), tuple(sorted(copied)), tuple(worker_ends),
             tuple(name for name in server_ends if name in servers), tuple(values), tuple(is_worker_output))
+
+    def _check_products(self, workers: Collection[str], servers: Iterable[str]) -> None:
+        """Refuses sums that are multiplied by weights which the worker has read too: in a gradient of one version."""
+        reads = [name for name in workers if self._reads_version(self._graph.nodes[name])]
+        of_reads = {*reads, *self._reached(reads, with_controls=False)} - self._after
+        for name in servers:
+            node = self._graph.nodes[name]
+            given = set(map(graph_lib.node_of, self._graph.inputs(node)))
+            if node.op in _ADD or given.isdisjoint(self._after) or given.isdisjoint(of_reads):
+                continue
+            raise GraphError(
+                f"Workers are to read stale weights, but '{name}' takes a sum of all ranks, and "
+                f"'{min(given & of_reads)}', which they compute of weights that may be older than those of the server; "
+                "train with synchrony='bsp'.")
 
     def _is_workers(self, name: str) -> bool:
         """Whether a node that always runs is the worker's: it depends on the batch, and on no sum over ranks."""
@@ -278,9 +295,10 @@ class _Division:
 
 
 def _within(node: node_def_pb2.NodeDef, names: Collection[str]) -> node_def_pb2.NodeDef:
-    """Returns a copy of a node, without the order behind nodes that are not among some."""
+    """Returns a copy of a node, without the order behind nodes that are not among some, and a place beside others."""
     copy = node_def_pb2.NodeDef()
     copy.CopyFrom(node)
+    copy.attr.pop("_class", None)
     copy.input[:] = [tensor for tensor in node.input
                      if not graph_lib.is_control(tensor) or graph_lib.node_of(tensor) in names]
     return copy
