@@ -98,6 +98,8 @@ REFUSALS = {
     "no_wire_dtype": "wire_dtype='float16', expected 'bfloat16' or None",
     "verify_what_is_rounded": "verify=5 compares gradients with their exact sums, but wire_dtype=",
     "load_optimizer_on_rank_0": "was assigned on some ranks only, expected all of them; load weights and optimizers on",
+    "assign_other_weights": "was assigned another value on some ranks than on rank 0, expected the same; load it from",
+    "distribute_other_weights": "/columns/kernel', of which each rank holds a shard, was assigned another value on",
     "other_options": "give every PoseidonStrategy of a process, and poseidon.calibrate before them, the",
 }
 

@@ -70,7 +70,7 @@ def print_what_keras_prints():
 
 def refuse():
     """Prints the errors of PoseidonStrategy for models that it cannot train."""
-    pins = {"divided/*": "ps", "columns/kernel": "columns"}
+    pins = {"divided/*": "ps", "*columns/kernel": "columns"}
     strategy = poseidon.PoseidonStrategy(timeout_s=30, shard_update=True, pins=pins)
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
@@ -273,6 +273,28 @@ def refuse():
             model.optimizer.set_weights([np.zeros(v.shape) for v in model.optimizer.variables])
         model.fit(x, y, verbose=0)
 
+    def weights():
+        """Returns a model with a weight that is to be divided, to which each rank has assigned another value."""
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(64, name="columns")])
+            model.compile("sgd", "mse")
+        model.layers[0].kernel.assign(np.full((4, 64), strategy.rank))
+        return model
+
+    def assign_other_weights():
+        weights().fit(x, np.ones((8, 64)), verbose=0)
+
+    def distribute_other_weights():
+        model = weights()
+
+        @poseidon.distribute
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(x)**2)
+            model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+        step(x)
+
     for case in (outside, layer_outside, optimizer_outside, jit, own_train_function, eager_after_graph,
                  apply_outside_run, scalars, files,
                  gather, reduce_bytes, gather_slices, gather_axis, scatter_in_step, columns_in_step,
@@ -282,7 +304,8 @@ def refuse():
                  apply_in_condition, unequal_parts, server_out_of_range, no_rank_on_a_node,
                  no_kv_pair, no_time, no_steps, no_policy, other_policy,
                  plan_and_policy, plan_of_others, other_cluster, no_pin, no_wire_dtype,
-                 verify_what_is_rounded, load_optimizer_on_rank_0):
+                 verify_what_is_rounded, load_optimizer_on_rank_0,
+                 assign_other_weights, distribute_other_weights):
         try:
             case()
         except PoseidonError as error:

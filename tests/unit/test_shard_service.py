@@ -1,5 +1,6 @@
 """Two ranks in this process: each reads shards of the other, which answers when it has come as far."""
 
+import functools
 import gc
 import threading
 import time
@@ -160,7 +161,7 @@ def test_a_rank_at_its_end_refuses_what_it_never_does(ranks):
 def test_rank_0_restores_for_all_ranks(ranks):
     with ranks[0].service.restoring():
         ranks[0].assign(VALUE)
-    in_threads(*(rank.service.check_assigned for rank in ranks))
+    in_threads(*(functools.partial(rank.service.check_assigned, [rank.number]) for rank in ranks))
     np.testing.assert_array_equal(ranks[1].read(), VALUE)
 
 
@@ -224,16 +225,28 @@ def test_masters_are_trained_in_float(ranks, monkeypatch, options, is_master):
     assert isinstance(value, master_weights.MasterWeight) == is_master
 
 
-@pytest.mark.parametrize("alone", [0, 1])
-def test_all_ranks_refuse_a_variable_that_only_some_have_assigned(ranks, alone):
-    ranks[alone].assign(VALUE)
+@pytest.mark.parametrize("values, message", [
+    ((VALUE, None), "on some ranks only"), ((None, VALUE), "on some ranks only"),
+    ((VALUE, 2 * VALUE), "another value on some ranks than on rank 0")], ids=["rank 0", "rank 1", "others"])
+def test_all_ranks_refuse_a_variable_that_some_have_not_assigned_alike(ranks, values, message):
+    """What all assign then is right again."""
+    for rank, value in zip(ranks, values):
+        if value is not None:
+            rank.assign(value)
 
     def check(rank):
-        with pytest.raises(GraphError, match="'m', of which each rank holds a shard, was assigned on some ranks only"):
-            rank.service.check_assigned()
+        with pytest.raises(GraphError, match=f"'m', of which each rank holds a shard, was assigned {message}"):
+            rank.service.check_assigned([rank.number])
         return True
 
     assert in_threads(*(lambda rank=rank: check(rank) for rank in ranks)) == [True, True]
+    for rank, value in zip(ranks, values):
+        if value is None:
+            rank.assign(2 * VALUE)
+        rank.assign(VALUE)
+    in_threads(*(functools.partial(rank.service.check_assigned, [rank.number]) for rank in ranks))
+    for value in in_threads(*(rank.read for rank in ranks)):
+        np.testing.assert_array_equal(value, VALUE)
 
 
 def test_initial_values_that_differ_are_those_of_rank_0(ranks):

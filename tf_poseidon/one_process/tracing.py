@@ -109,6 +109,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
         summands = [variable for variable in variables if job.held.holds(variable)]
         sharded = sharded_variables.among(variables)
         masters = master_weights.among(variables)
+        sharded_variables.check_assigned(sharded)
         sharded_variables.hold_wanted(sharded, job.communicator)
         _share([variable for variable in variables if not job.held.holds(variable) and (
             not any(variable is other for other in sharded) or variable.is_whole)], job.communicator, name)

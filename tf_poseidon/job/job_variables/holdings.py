@@ -56,6 +56,7 @@ class Holding:
         division: How ranks divide it, its `states.Division`.
         extent: How much of it is held.
         assignments: How often the program has assigned the variable outside of steps while it was not whole.
+        digest: Of the whole that it has assigned last; 0 if rank 0 has assigned it for all ranks.
         former: The shard before the last assignment, for ranks that have not come as far; None where there are none.
         lock: To be held where several of these change together, and to read them meanwhile.
     """
@@ -67,7 +68,7 @@ class Holding:
         self.copy: tf.Variable | None = None
         self.division = Division(layout)
         self.extent = Extent.NOTHING
-        self.assignments = 0
+        self.assignments = self.digest = 0
         self.former: np.ndarray | None = None
         self.lock = threading.RLock()
 
@@ -105,12 +106,13 @@ class Holding:
         assert self.copy is not None, "a variable without a copy needs none"
         tf.raw_ops.AssignVariableOp(resource=self.copy.handle, value=tf.cast(whole, self.copy.dtype))
 
-    def assign(self, value: tf.Tensor, whole: tf.Tensor | None = None) -> None:
+    def assign(self, value: tf.Tensor, whole: tf.Tensor | None = None, digest: int = 0) -> None:
         """Holds a value that the program has assigned.
 
         Args:
             value: The whole where the whole is held, else this rank's shard.
             whole: The whole where there is a copy.
+            digest: Of the whole; 0 if rank 0 assigns it for all ranks.
         """
         with self.lock:
             self.former = self.read().numpy() if self.extent is Extent.SHARD else None
@@ -118,7 +120,7 @@ class Holding:
                 self.set(value, Extent.WHOLE)
             else:
                 self.set(value, Extent.SHARD)
-                self.assignments += 1
+                self.assignments, self.digest = self.assignments + 1, digest
                 if self.copy is not None and whole is not None:
                     self.set_copy(whole)
 

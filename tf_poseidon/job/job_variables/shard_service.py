@@ -10,7 +10,11 @@ Tests: tests/training/test_saving.py, tests/unit/test_shard_service.py.
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+<<<<<<< HEAD
 from collections.abc import Mapping
+=======
+from collections.abc import Sequence
+>>>>>>> 8b167554 (Ranks that assign different values to what they divide are refused, not mixed)
 import contextlib
 import json
 import threading
@@ -22,6 +26,7 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
+from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import JobEndedError
@@ -227,7 +232,8 @@ class ShardService:
             self._offered = value.numpy().reshape(-1)
             self._ask_others(_TAKE, number)
             self._offered = None
-        holding.assign(value if holding.extent is Extent.WHOLE else shard, value)
+        digest = 0 if self._restores else int(ops.digests([value])[0])
+        holding.assign(value if holding.extent is Extent.WHOLE else shard, value, digest)
 
     @contextlib.contextmanager
     def restoring(self) -> Iterator[None]:
@@ -368,29 +374,38 @@ class ShardService:
             if holding is not None:
                 holding.former = None
 
-    def check_assigned(self) -> None:
-        """Refuses variables that only some ranks have assigned: the others would keep shards of former values.
+    def check_assigned(self, numbers: Sequence[int]) -> None:
+        """Refuses variables that only some ranks have assigned, or with other values: shards would not belong together.
+
+        Args:
+            numbers: Those of the variables, the same on all ranks.
 
         Raises:
             GraphError: On all ranks.
         """
-        if not self._holdings:
-            return
         communicator = self._communicator
-        of_rank_0 = communicator.broadcast("shards/assigned", self._assignments())
-        own = self._assignments()  # now that rank 0 has restored what it has to
-        differ = (own != of_rank_0) & (own >= 0) & (of_rank_0 >= 0)
+        of_rank_0 = communicator.broadcast("shards/assigned", self._assignments(numbers))
+        own = self._assignments(numbers)  # now that rank 0 has restored what it has to
+        differ = (own != of_rank_0) & (own[:1] >= 0) & (of_rank_0[:1] >= 0)
         differ = communicator.sum("shards/assigned/differ", differ.astype(np.int64))
-        if differ.any():
-            holding = self._holdings[int(np.flatnonzero(differ)[0])]
-            raise GraphError(
-                f"'{holding and holding.path}', of which each rank holds a shard, was assigned on some ranks only, "
-                "expected all of them; load weights and optimizers on all ranks, not on rank 0 alone.")
+        for found, text in zip(differ, (
+                "on some ranks only, expected all of them; load weights and optimizers on all ranks, not on rank 0 "
+                "alone.",
+                "another value on some ranks than on rank 0, expected the same; load it from one file, or draw it with "
+                "one seed, on all ranks.")):
+            if found.any():
+                holding = self._holdings[numbers[int(np.flatnonzero(found)[0])]]
+                raise GraphError(f"'{holding and holding.path}', of which each rank holds a shard, was assigned {text}")
         self.forget()
 
-    def _assignments(self) -> np.ndarray:
-        """Returns how often the program has assigned each variable outside of steps; -1 for those it has dropped."""
-        return np.array([-1 if holding is None else holding.assignments for holding in self._holdings], np.int64)
+    def _assignments(self, numbers: Sequence[int]) -> np.ndarray:
+        """Returns how often the program has assigned variables outside of steps, and digests of what, [2, n] of int64.
+
+        For those that it has dropped, -1.
+        """
+        holdings = [self._holdings[number] for number in numbers]
+        return np.array([[-1, 0] if holding is None else [holding.assignments, holding.digest]
+                         for holding in holdings], np.int64).T.copy()
 
 
 def _counter() -> Any:

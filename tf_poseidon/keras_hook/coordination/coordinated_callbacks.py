@@ -199,7 +199,7 @@ def share_state(model: keras.Model, communicator: Communicator, is_expected: boo
     """
     job = model.distribute_strategy.extended.job
     job.new_variables.broadcast()
-    job.shards.check_assigned()
+    sharded_variables.check_assigned(sharded_variables.among(map(keras_compat.value, _variables(model))))
     _hold_wanted(model, communicator)
     variables = common_variables(model)
     differs = communicator.sum("state/differs", comparing.differ_from_rank_0(variables, communicator)) > 0

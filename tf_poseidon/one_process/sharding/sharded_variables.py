@@ -114,6 +114,7 @@ class ShardedVariable(tf_compat.uninitialized_variable()):  # type: ignore[misc]
 
     def _gather(self) -> None:
         """Makes every rank hold the whole of what they hold shards of."""
+        self._job.shards.check_assigned([self._number])
         whole = ops.gather_shards(self._holding.read(), f"{self.path}/shards", self.shape, *self.division)
         self._holding.set(whole, Extent.WHOLE)
         if self._is_updated:  # by functions that know it as a shard
@@ -214,6 +215,12 @@ def shard_handle(variable: tf.Variable) -> tf.Tensor:
 def among(variables: Iterable[tf.Variable]) -> list[ShardedVariable]:
     """Returns those of some variables that are sharded."""
     return [variable for variable in variables if isinstance(variable, ShardedVariable)]
+
+
+def check_assigned(variables: Sequence[ShardedVariable]) -> None:
+    """Refuses variables whose shards would not belong together; all ranks call this with the same ones."""
+    if variables:
+        variables[0]._job.shards.check_assigned([variable._number for variable in variables])
 
 
 def hold_wanted(variables: Sequence[ShardedVariable], communicator: Communicator) -> None:
