@@ -77,10 +77,10 @@ def column_numbers(writer: NodeWriter, tensor: str, columns: int, dimension: int
     one = writer.constant("places/one", np.array(1, np.int64), tensor)
     end = writer.add("places/end", "AddV2", [begin, count], T=_INT64)
     numbers = writer.add("places/numbers", "Range", [begin, end, one], Tidx=_INT64)
-    ones = writer.constant("places/ones", np.ones(rank, np.int32), tensor)
-    shape = with_element(writer, "places/sizes", ones, _INT32, dimension,
-                         writer.add("places/count", "Cast", [count], SrcT=_INT64, DstT=_INT32))
-    return writer.add("places", "Reshape", [numbers, shape], T=_INT64, Tshape=_INT32)
+    sizes = np.ones(rank, np.int32)
+    sizes[dimension] = -1  # so that the other sizes are known when shapes are inferred
+    return writer.add("places", "Reshape", [numbers, writer.constant("places/sizes", sizes, tensor)], T=_INT64,
+                      Tshape=_INT32)
 
 
 def joined(writer: NodeWriter, name: str, tensor: str, dtype: int, rank: int) -> str:
