@@ -105,11 +105,20 @@ def element(writer: NodeWriter, name: str, shape: str, dtype: int, dimension: in
 
 
 def with_element(writer: NodeWriter, name: str, shape: str, dtype: int, dimension: int, size: str) -> str:
-    """Returns a shape with another size in a dimension, a scalar."""
-    place = writer.constant(f"{name}/place", np.array([[dimension]], np.int32), shape)
+    """Returns a shape with another size in a dimension, a scalar; by ops that shape inference sees through."""
+    sizes = writer.add(f"{name}/sizes", "Pack", [size], T=dtype, N=1, axis=0)
     axis = writer.constant(f"{name}/axis", np.array(0, np.int32), shape)
-    sizes = writer.add(f"{name}/sizes", "ExpandDims", [size, axis], T=dtype, Tdim=_INT32)
-    return writer.add(f"{name}/changed", "TensorScatterUpdate", [shape, place, sizes], T=dtype, Tindices=_INT32)
+    before = _elements(writer, f"{name}/before", shape, dtype, 0, dimension)
+    after = _elements(writer, f"{name}/after", shape, dtype, dimension + 1, None)
+    return writer.add(f"{name}/changed", "ConcatV2", [before, sizes, after, axis], T=dtype, N=3, Tidx=_INT32)
+
+
+def _elements(writer: NodeWriter, name: str, shape: str, dtype: int, begin: int, end: int | None) -> str:
+    """Returns the elements of a shape from one on, up to another one, or all that follow."""
+    bounds = [writer.constant(f"{name}/{bound}", np.array([value], np.int32), shape)
+              for bound, value in (("begin", begin), ("end", end or 0), ("stride", 1))]
+    return writer.add(name, "StridedSlice", [shape, *bounds], T=dtype, Index=_INT32, begin_mask=0,
+                      end_mask=int(end is None), ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
 
 
 def number(writer: NodeWriter, name: str, value: float, dtype: int, beside: str) -> str:
