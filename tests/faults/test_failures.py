@@ -111,6 +111,21 @@ def test_what_cannot_be_trained_is_refused():
         assert said and message in said[1], f"{case}: {said and said[1]}"
 
 
+def test_weights_that_cannot_be_divided_are_named():
+    lines = launch.run_ok(["small_programs.py", "pin_to_columns"], ranks=2, timeout_s=60).own_lines
+    said = [line for line in lines if line.startswith(("'net/", "The pin of", "divided "))]
+    assert sorted(set(said)) == [
+        "'net/conv/kernel' is to be divided by 'columns', but it has the shape [3, 3, 1, 4], expected a matrix with "
+        "several columns: every rank holds the whole.",
+        "'net/half/kernel' is to be divided by 'columns', but it is of bfloat16, expected float32 or float64: every "
+        "rank holds the whole.",
+        "'net/one/kernel' is to be divided by 'columns', but it has the shape [24, 1], expected a matrix with several "
+        "columns: every rank holds the whole.",
+        "The pin of 'other/*' matches no variable of this step; the nearest is 'net/head/bias'. Patterns are those of "
+        "file names, for whole paths: '*/kernel'.",
+        *(f"divided net/{name}" for name in ("body/bias", "body/kernel", "head/bias", "head/kernel"))]
+
+
 def test_waiting_and_idle_ranks_leave_the_processor_alone():
     outcome = launch.run_ok(["small_programs.py", "wait_and_idle"], ranks=2, timeout_s=60)
     used = dict(re.findall(r"(wait|idle): ([\d.]+) of a core", outcome.output))

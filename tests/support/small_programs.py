@@ -313,6 +313,21 @@ def refuse():
                 print(f"{case.__name__}: {error}", flush=True)
 
 
+def pin_to_columns():
+    """Trains a model of which some weights are to be divided that cannot be."""
+    strategy = poseidon.PoseidonStrategy("ps", timeout_s=30, pins={"*/kernel": "columns", "other/*": "columns"})
+    with strategy.scope():
+        model = keras.Sequential([
+            keras.Input((4, 4, 1)), keras.layers.Conv2D(4, 3, name="conv"), keras.layers.Flatten(),
+            keras.layers.Dense(20, name="body"), keras.layers.Dense(24, name="half", dtype="bfloat16"),
+            keras.layers.Dense(24, name="head"), keras.layers.Dense(1, name="one")], name="net")
+        model.compile("sgd", "mse")
+    model.fit(np.ones((8, 4, 4, 1)), np.ones((8, 1)), verbose=0)
+    model.evaluate(np.ones((8, 4, 4, 1)), np.ones((8, 1)), verbose=0)
+    if strategy.rank == 0:
+        print(*(f"divided {weight.path}" for weight in strategy.plan.divided), sep="\n")
+
+
 def calibrate():
     """Measures without a strategy, and again with one; prints the results and the times."""
     begin = time.monotonic()

@@ -28,6 +28,7 @@ from tf_poseidon.graph_passes.partition import partitioner
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.graph_passes.partition.preparation import results as results_lib
+from tf_poseidon.graph_passes.partition.preparation import working_copies
 from tf_poseidon.graph_passes.partition.propagate import row_inputs
 from tf_poseidon.graph_passes.partition.sizes import poseidon_rows
 from tf_poseidon.graph_passes.partition.states import Division
@@ -281,8 +282,11 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
     weights = divided_weights.candidates(graph_def, variables, planned_masters)
     wanted = _wanted(graph_def, weights, options)
     attempt = attempts.divided(attempts.settled(whole_weights), wanted, weights)
-    refusals = tuple(_refusal(division.layout, attempt.graph) for name, division in wanted.items()
-                     if name not in attempt.graph.shards)
+    refusals = [_refusal(division.layout, _why_whole(division.layout, attempt.graph))
+                for name, division in wanted.items() if name not in attempt.graph.shards]
+    refusals += [_refusal(paths[name], why) for name in sorted(working_copies.updated(graph_def, [
+        name for name, path in paths.items() if path in to_divide and name not in attempt.graph.shards]) - wanted.keys())
+        if (why := _why_never_divided(variables[name]))]
     if options.session is not None and options.session.planner.may_divide:
         others = {name: division for name, division in weights.items()
                   if division.columns > 1 and planning.is_worth_dividing(variables[name].shape)
@@ -307,7 +311,8 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
     results = None if cut is None else late_results.LateResults(traced, cut, [
         variable for name, variable in variables.items() if name in partitioned.summands
         and not any(variable is held_variable for held_variable in held)], variables)
-    return _Parts(partitioned, results, divisions, copies.captures(masters), held_whole, divided, refusals)
+    return _Parts(partitioned, results, divisions, copies.captures(masters), held_whole, divided,
+                  tuple(refusals))
 
 
 def _wanted(graph_def: graph_pb2.GraphDef, weights: Mapping[str, Division],
@@ -322,11 +327,27 @@ def _wanted(graph_def: graph_pb2.GraphDef, weights: Mapping[str, Division],
             for name, division in wanted.items()}
 
 
-def _refusal(path: str, partitioned: partitioner.PartitionedGraph) -> str:
-    """Returns why a weight is not divided, a sentence."""
+def _why_whole(path: str, partitioned: partitioner.PartitionedGraph) -> str:
+    """Returns why a graph does not divide a weight that could be divided."""
     reader = partitioned.needed_whole.get(path)
-    why = "the step returns all of it" if reader == "" else f"'{reader}' needs all of it in each step" if reader else (
+    return "the step returns all of it" if reader == "" else f"'{reader}' needs all of it in each step" if reader else (
         "it may be updated before all ranks have begun the step")
+
+
+def _why_never_divided(variable: tf.Variable) -> str:
+    """Returns why no graph divides a variable; "" if it is not trained, is a vector, which follows columns, or may be.
+
+    Of a matrix with one column, a vector, all columns would be one rank's.
+    """
+    if not variable.trainable or len(variable.shape) < 2:
+        return ""
+    if len(variable.shape) > 2 or variable.shape[1] == 1:
+        return f"it has the shape {variable.shape.as_list()}, expected a matrix with several columns"
+    return "" if _is_master(variable) else f"it is of {variable.dtype.name}, expected float32 or float64"
+
+
+def _refusal(path: str, why: str) -> str:
+    """Returns the sentence about a weight that is not divided."""
     return f"'{path}' is to be divided by 'columns', but {why}: every rank holds the whole."
 
 
