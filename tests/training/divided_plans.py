@@ -25,7 +25,8 @@ def made(name):
     """Returns a compiled model."""
     model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(24, "tanh", name="body"),
                               keras.layers.Dense(CLASSES, name="head")], name=name)
-    model.compile(keras.optimizers.SGD(0.5, momentum=0.9), LOSS)
+    accumulates = 2 if name == "fitted" and CLASSES < MANY else None
+    model.compile(keras.optimizers.SGD(0.5, momentum=0.9, gradient_accumulation_steps=accumulates), LOSS)
     model.optimizer.build(model.trainable_variables)
     return model
 

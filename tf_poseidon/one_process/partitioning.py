@@ -284,9 +284,10 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, options: Partit
     attempt = attempts.divided(attempts.settled(whole_weights), wanted, weights)
     refusals = [_refusal(division.layout, _why_whole(division.layout, attempt.graph))
                 for name, division in wanted.items() if name not in attempt.graph.shards]
-    refusals += [_refusal(paths[name], why) for name in sorted(working_copies.updated(graph_def, [
-        name for name, path in paths.items() if path in to_divide and name not in attempt.graph.shards]) - wanted.keys())
-        if (why := _why_never_divided(variables[name]))]
+    never = [name for name, path in paths.items()
+             if path in to_divide and name not in wanted and name not in attempt.graph.shards]
+    refusals += [_refusal(paths[name], why) for name in sorted(working_copies.updated(graph_def, never))
+                 if (why := _why_never_divided(variables[name]))]
     if options.session is not None and options.session.planner.may_divide:
         others = {name: division for name, division in weights.items()
                   if division.columns > 1 and planning.is_worth_dividing(variables[name].shape)

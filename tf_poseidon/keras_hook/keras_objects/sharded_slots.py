@@ -3,7 +3,7 @@
 Those of another shape may be one rank's, where one alone updates the trained variable; the step says whose they are.
 
 Accumulated gradients are not among them: they hold summands (job/job_variables/held_variables.py), except of weights
-that are pinned to columns, whose gradients are no summands: each rank has its columns.
+that are to be divided into columns, whose gradients are no summands: each rank has its columns.
 
 Tests: tests/unit/test_shard_service.py, tests/training/test_sharded_update.py.
 """
@@ -61,7 +61,7 @@ def add_variable_from_reference(original: Callable[..., Any], optimizer: keras.o
     """Adds a variable of which each rank holds a shard, if the strategy says so."""
     path: str = getattr(reference_variable, "path", "")
     job = _job() if path else None
-    if job is not None and name == _ACCUMULATOR and not _is_pinned(path, job):
+    if job is not None and name == _ACCUMULATOR and not _is_to_divide(path, job.graph_pass.session.planner):
         job = None
     if job is not None and not job.shard_update and not isinstance(reference_variable.value, MasterWeight):
         job = None
@@ -69,11 +69,14 @@ def add_variable_from_reference(original: Callable[..., Any], optimizer: keras.o
         return original(optimizer, reference_variable, name=name, initializer=initializer)
 
 
-def _is_pinned(path: str, job: Job) -> bool:
-    """Whether a weight is pinned to columns, or a bias is that would follow the kernel of its layer."""
+def _is_to_divide(path: str, planner: planning.Planner) -> bool:
+    """Whether a weight is to be divided, by a pin or by the given plan, or a bias that would follow its layer's kernel.
+
+    A plan names the biases, too.
+    """
     layer = path.removesuffix("/bias")
-    names = [path, *([f"{layer}/kernel"] if layer != path else [])]
-    return any(planning.pinned(name, job.graph_pass.session.planner.pins) == planning.COLUMNS for name in names)
+    follows = planner.given is None and layer != path
+    return any(planner.divided_among([name]) for name in (path, *([f"{layer}/kernel"] if follows else [])))
 
 
 def add_variable(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, shape: Sequence[int],
