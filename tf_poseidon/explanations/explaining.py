@@ -134,7 +134,9 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         metrics = [variable.value for variable in model.metrics_variables if variable.aggregation == "sum"]
         rewriting = session.RewriteSession(planner)
         optimizers = callbacks_lib.optimizers_of(model)
-        layouts = dict(collections.ChainMap(*map(sharded_slots.layouts, _with_inner(optimizers))))
+        layouts = dict(collections.ChainMap(*(
+            sharded_slots.layouts(optimizer, planner) for optimizer in _with_inner(optimizers))))
+        accumulators = [each for each in callbacks_lib.accumulators(model) if id(each) not in layouts]
         masters = sharded_slots.masters(optimizers)
         options = PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True,
                                    session=rewriting, layouts=layouts, masters=masters,
@@ -142,7 +144,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
                                                 shard_update=bool(shard_update),
                                                 only_if_shorter=shard_update == options_lib.AUTO,
                                                 memory_bytes=_MEMORY_BYTES)
-        partition = partitioning.partition(step, options, callbacks_lib.accumulators(model),
+        partition = partitioning.partition(step, options, accumulators,
                                            candidates=metrics if model.compiled else None)
         graphs = rank_graphs.RankGraphs(partition)
         graph_pass = grappler.GraphPass(rewriting)

@@ -160,10 +160,14 @@ def masters(optimizers: Iterable[keras.optimizers.Optimizer]) -> dict[int, str]:
             for variable in keras_compat.trainable_variables(optimizer) if variable.dtype in _MASTERS}
 
 
-def layouts(optimizer: keras.optimizers.Optimizer) -> dict[int, str]:
+def layouts(optimizer: keras.optimizers.Optimizer, planner: planning.Planner) -> dict[int, str]:
     """Returns the path of the trained variable for each variable of a built optimizer that may hold a shard of it.
 
     They are told by their names, which Keras makes of that of the trained one.
+
+    Args:
+        optimizer: The optimizer.
+        planner: Says which weights are to be divided, of which accumulated gradients are among these variables.
 
     Returns:
         {identity of the `tf.Variable`: path, "" if that is unknown}.
@@ -175,6 +179,7 @@ def layouts(optimizer: keras.optimizers.Optimizer) -> dict[int, str]:
         prefix = f"{reference.path.replace('/', '_')}_"
         for variable in optimizer.variables:
             name = variable.name.removeprefix(prefix)
-            if name not in (variable.name, _ACCUMULATOR) and tuple(variable.shape) == tuple(reference.shape):
+            if name != variable.name and tuple(variable.shape) == tuple(reference.shape) and (
+                    name != _ACCUMULATOR or _is_to_divide(reference.path, planner)):
                 found[id(variable.value)] = reference.path
     return found
