@@ -4,10 +4,12 @@
     python -m evaluation.simulation.simulated_tables --table overlap --markdown docs/results/overlap_simulated.md
     python -m evaluation.simulation.simulated_tables --table heads --markdown docs/results/heads.md
 
-`auto` should never be slower than the best of the others; "policies" has the cases in which it is.
+`auto` should never be slower than the best of the others; "policies" has the cases in which it is. "heads" draws its
+table, too, beside the Markdown file.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import itertools
@@ -121,7 +123,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([*summary, "", *(lines if slower else ["None is slower."])])
 
 
-def _policies() -> str:
+def _policies(markdown: pathlib.Path | None) -> str:
+    del markdown
     return ("# Policy `auto` and the best of all others, simulated\n\nWritten by "
             f"`evaluation.simulation.simulated_tables --table policies`. {len(MODELS)} models, {_NODES[0]} to "
             f"{_NODES[-1]} nodes,\n{_RATES[0]} to {_RATES[-1]} Gbit/s, accelerators like a Titan X and an A100. The "
@@ -129,7 +132,8 @@ def _policies() -> str:
             f"only our policies where steps overlap).\n\n{table(_simulate(compare, cases()))}\n")
 
 
-def _overlap() -> str:
+def _overlap(markdown: pathlib.Path | None) -> str:
+    del markdown
     rows = [["model", "Gbit/s", *(f"{nodes} nodes" for nodes in _OVERLAPPING_NODES)]]
     places = list(itertools.product(_OVERLAPPING, _OVERLAPPING_RATES, _OVERLAPPING_NODES))
     cells = iter(_simulate(_cell, places))
@@ -148,20 +152,45 @@ def _cell(place: tuple[str, float, int]) -> str:
     return f"{single:,.0f} → {overlapping:,.0f} ({single / overlapping:.2f})"
 
 
-def _heads() -> str:
+def _heads(markdown: pathlib.Path | None) -> str:
     header = ["model", "Gbit/s", "system", *(f"{nodes} nodes" for nodes in _HEAD_NODES)]
     places = list(itertools.product(_HEADS, _HEAD_RATES, _HEAD_SYSTEMS, _HEAD_NODES))
-    cells, rows = iter(_simulate(_speed_up, places)), []
-    for model, gbps, system in itertools.product(_HEADS, _HEAD_RATES, _HEAD_SYSTEMS):
-        rows.append([model, f"{gbps:g}", system, *itertools.islice(cells, len(_HEAD_NODES))])
-    text = "\n".join(output.markdown_table(header, rows))
+    cells = iter(_simulate(_speed_up, places))
+    curves = {key: list(itertools.islice(cells, len(_HEAD_NODES)))
+              for key in itertools.product(_HEADS, _HEAD_RATES, _HEAD_SYSTEMS)}
+    text = "\n".join(output.markdown_table(header, [
+        [model, f"{gbps:g}", system, *(f"{speed_up:.1f}" for speed_up in curve)]
+        for (model, gbps, system), curve in curves.items()]))
+    picture = ""
+    if markdown is not None:
+        _draw_heads(curves, markdown.with_suffix(".png"))
+        picture = f"![Speed-ups by nodes]({markdown.with_suffix('.png').name})\n\n"
     return ("# Layers that are divided by their outputs, simulated\n\nWritten by "
             "`evaluation.simulation.simulated_tables --table heads`: how many times as fast as one node, with "
             f"accelerators\nlike a Titan X, and {_TCP:g} of the rate for payload. `{_COLUMNS}` divides the last layer, "
-            f"and is `auto` for all others.\n\n{text}\n")
+            f"and is `auto` for all others.\n\n{picture}{text}\n")
 
 
-def _speed_up(place: tuple[str, float, str, int]) -> str:
+def _draw_heads(curves: Mapping[tuple[str, float, str], Sequence[float]], path: pathlib.Path) -> None:
+    """Draws speed-ups by (model, Gbit/s, system): a row of panels for each model."""
+    import matplotlib  # imported late, like models: other tables need neither
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    figure, axes = pyplot.subplots(len(_HEADS), len(_HEAD_RATES), squeeze=False, figsize=(12, 3.4 * len(_HEADS)))
+    for ax, (model, gbps) in zip(axes.flat, itertools.product(_HEADS, _HEAD_RATES), strict=True):
+        ax.plot(_HEAD_NODES, _HEAD_NODES, ":", color="grey", label="linear")
+        for system in _HEAD_SYSTEMS:
+            ax.plot(_HEAD_NODES, curves[model, gbps, system], "o-", markersize=3, label=system)
+        ax.set(xscale="log", yscale="log", title=f"{model}, {gbps:g} Gbit/s", xlabel="nodes", ylabel="speed-up")
+        ax.set_xticks(_HEAD_NODES, map(str, _HEAD_NODES), minor=False)
+        ax.minorticks_off()
+    axes[0][-1].legend(fontsize=7, loc="lower right")  # where curves leave room
+    figure.tight_layout()
+    figure.savefig(path, dpi=90, metadata={"Software": None})  # omits the version of matplotlib
+    pyplot.close(figure)
+
+
+def _speed_up(place: tuple[str, float, str, int]) -> float:
     from evaluation.simulation import models
     from evaluation.workloads import profiles
     from evaluation.workloads import zoo
@@ -172,7 +201,7 @@ def _speed_up(place: tuple[str, float, str, int]) -> str:
         work = models.of_columns(work, model, zoo.MODELS[model].batch_size, nodes)
     machines = inputs.Machines(nodes, gbps, 50.0, efficiency=_TCP)
     seconds = simulation.simulate(work, machines, inputs.SYSTEMS[OURS if name == _COLUMNS else name]).step_seconds
-    return f"{nodes * alone / seconds:.1f}"
+    return nodes * alone / seconds
 
 
 def _simulate(function: Callable[[typing.Any], typing.Any], arguments: Sequence[typing.Any]) -> list[typing.Any]:
@@ -187,10 +216,11 @@ _TABLES = {"policies": _policies, "overlap": _overlap, "heads": _heads}
 
 
 def main(_: Sequence[str]) -> None:
-    text = _TABLES[_TABLE.value]()
+    path = pathlib.Path(_MARKDOWN.value) if _MARKDOWN.value else None
+    text = _TABLES[_TABLE.value](path)
     print(text)
-    if _MARKDOWN.value:
-        pathlib.Path(_MARKDOWN.value).write_text(text)
+    if path is not None:
+        path.write_text(text)
 
 
 if __name__ == "__main__":
