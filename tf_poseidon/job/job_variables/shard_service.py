@@ -10,11 +10,8 @@ Tests: tests/training/test_saving.py, tests/unit/test_shard_service.py.
 
 from collections.abc import Iterable
 from collections.abc import Iterator
-<<<<<<< HEAD
 from collections.abc import Mapping
-=======
 from collections.abc import Sequence
->>>>>>> 8b167554 (Ranks that assign different values to what they divide are refused, not mixed)
 import contextlib
 import json
 import threading
