@@ -7,8 +7,8 @@ import tensorflow as tf
 from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session
-from tf_poseidon.job import clocks
 from tf_poseidon.job import communicator
+from tf_poseidon.job import worker_clocks
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import partition_options
 from tf_poseidon.one_process import partitioning
@@ -112,7 +112,7 @@ def partitioned(function):
 def clocked(function, synchrony, replayed=None):
     """Returns (a function's state, its `ClockedStep`, and clocks)."""
     state, partition = partitioned(function)
-    of_rank = clocks.Clocks(synchrony, replayed)
+    of_rank = worker_clocks.Clocks(synchrony, replayed)
     planner = planning.Planner(planning.Cluster(2), "ps")
     return state, clocked_step.ClockedStep(partition, of_rank, session.RewriteSession(planner)), of_rank
 

@@ -9,13 +9,13 @@ import dataclasses
 
 from tf_poseidon import grappler
 from tf_poseidon.job import failures
-from tf_poseidon.job.clocks import Clocks
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.job_variables import held_variables
 from tf_poseidon.job.job_variables import new_variables
 from tf_poseidon.job.job_variables.shard_service import ShardService
 from tf_poseidon.job.row_shares import RowShares
 from tf_poseidon.job.verify import Verifier
+from tf_poseidon.job.worker_clocks import Clocks
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

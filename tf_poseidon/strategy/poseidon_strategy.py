@@ -25,10 +25,10 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.job import agreement
 from tf_poseidon.job import calibration
-from tf_poseidon.job import clocks
 from tf_poseidon.job import row_shares
 from tf_poseidon.job import runtime
 from tf_poseidon.job import verify as verify_lib
+from tf_poseidon.job import worker_clocks
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.communicator import STAGING_COUNTERS
 from tf_poseidon.job.job_variables import held_variables
@@ -284,7 +284,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         if job is None or job.clocks.synchrony is None:
             raise ConfigurationError("There are no versions of the weights to tell apart with synchrony='bsp', or in a "
                                      "job of one process; give several processes another synchrony.")
-        return clocks.log_of_ranks(job.clocks, job.communicator)
+        return worker_clocks.log_of_ranks(job.clocks, job.communicator)
 
     def explain_input(self, dataset: tf.data.Dataset) -> input_report.InputReport:
         """Returns what of a dataset each rank runs for its own rows, what for all rows of a batch, and why.
@@ -369,5 +369,5 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
                row_shares.of(communicator, training.given_row_shares, training.rows == options.BALANCED),
                shard_service.ShardService(communicator, runtime.servers()), bool(training.shard_update), is_auto,
                agreement.least_memory(communicator) if is_auto or planner.may_divide else None,
-               clocks.Clocks(training.synchrony, None if training.versions is None
+               worker_clocks.Clocks(training.synchrony, None if training.versions is None
                             else training.versions.versions[communicator.rank]))

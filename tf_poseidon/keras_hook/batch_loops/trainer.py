@@ -23,11 +23,11 @@ from tf_poseidon.data import fingerprints
 from tf_poseidon.errors import GraphError
 from tf_poseidon.job import runtime
 from tf_poseidon.keras_hook.batch_loops import building
-from tf_poseidon.keras_hook.batch_loops import clocked
 from tf_poseidon.keras_hook.batch_loops import descriptions
 from tf_poseidon.keras_hook.batch_loops import freeing
 from tf_poseidon.keras_hook.batch_loops import predicting
 from tf_poseidon.keras_hook.batch_loops import reading
+from tf_poseidon.keras_hook.batch_loops import stale_steps
 from tf_poseidon.keras_hook.batch_loops import unrolling
 from tf_poseidon.keras_hook.checkpoints import resuming
 from tf_poseidon.keras_hook.coordination import comparing
@@ -267,7 +267,7 @@ def _running(model: keras.Model, function: Callable[..., Any], trains: bool,
                 if isinstance(batches, tf.data.Iterator):
                     building.build(model, datasets.specs(batches.element_spec), trains)
                 if is_clocked:
-                    result = clocked.execute(steps, step, model, batches, loop)
+                    result = stale_steps.execute(steps, step, model, batches, loop)
                 elif _needs_keras_function(model, batches):
                     result = function(batches)
                 elif unrolling.applies(model):  # several steps for each call

@@ -19,7 +19,7 @@ from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import worker_and_server
-from tf_poseidon.job.clocks import Clocks
+from tf_poseidon.job.worker_clocks import Clocks
 from tf_poseidon.one_process import rank_graphs
 from tf_poseidon.one_process.graphs.flat_graphs import full_name
 from tf_poseidon.one_process.partitioning import Partition
@@ -79,9 +79,9 @@ class ClockedStep:
         self._server = _function(f"{interface.name}_server", divided.server, given, captures,
                                  [*divided.values, *fetches[False]], divided.server_ends, interface.variables)
 
-    def run(self, tensors: Sequence[tf.Tensor]) -> "Outputs":
+    def run(self, tensors: Sequence[tf.Tensor]) -> "StepOutputs":
         """Makes a step of the worker, which the server applies later; returns its outputs."""
-        outputs = Outputs(self._clocks, self._is_workers)
+        outputs = StepOutputs(self._clocks, self._is_workers)
 
         def compute(values: Sequence[tf.Tensor]) -> Any:
             results = self._worker(*tensors, *values)
@@ -104,7 +104,7 @@ class ClockedStep:
         return [_value(variable) for variable in self._versioned]
 
 
-class Outputs(Sequence[tf.Tensor]):
+class StepOutputs(Sequence[tf.Tensor]):
     """The outputs of a step; those of the server are there when it has applied the step, for which reading waits.
 
     Attributes:
