@@ -187,7 +187,8 @@ FAULTS = (
       for name in ("SIGINT", "SIGTERM", "SIGKILL")),
     *(Fault(f"a rank stalls ({policy})", "`time.sleep`, `timeout_s=2`", ("stall_on_rank_1", policy),
             # Whichever of the step's exchanges is the first to have waited so long: they begin within milliseconds.
-            rf"waited 2 s for rank 1 to exchange '(sequential/\w+/(kernel|bias)|[\w ]+/total[\w ]*)' \(({policy}|gather)\)",
+            r"waited 2 s for rank 1 to exchange '(sequential/\w+/(kernel|bias)|[\w ]+/total[\w ]*)' "
+            rf"\(({policy}|gather)\)",
             horovod=policy == "sfb", horovod_says="stall_inspector",
             within_s=20 if policy == "sfb" else 10) for policy in ("ps", "sfb")),
     Fault("a rank stalls in a callback", "`time.sleep`, `timeout_s=2`", ("stall_in_callback_on_rank_1",),
