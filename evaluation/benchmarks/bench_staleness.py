@@ -176,7 +176,7 @@ def check(runs: dict[str, list[Run]]) -> None:
         sys.exit(f"SSP(0) has weights that add up to {runs['SSP(0)'][0].weights}, expected {runs['bsp'][0].weights}, "
                  "those of synchronous training.")
     for way, of_ranks in runs.items():
-        upper = getattr(WAYS[way], "upper", 0)
+        upper = 0 if WAYS[way] == "bsp" else WAYS[way].upper
         if (most := max([int(age) for each in of_ranks for age in each.staleness], default=0)) > upper:
             sys.exit(f"{way} has read a version {most} clocks old, expected at most {upper}.")
 
@@ -192,6 +192,8 @@ def main(_: list[str]) -> None:
     with rich.progress.Progress() as progress:
         for cluster, way, number in progress.track(cells, description="jobs"):
             jobs[cluster][way].append(run(way, cluster, number))
+            if _JSON.value:
+                output.write_json(f"{_JSON.value}.partial", jobs)
     rows, results = [], []
     for cluster, of_ways in jobs.items():
         for number in range(_ROUNDS.value):
