@@ -191,6 +191,11 @@ FAULTS = (
             rf"\(({policy}|gather)\)",
             horovod=policy == "sfb", horovod_says="stall_inspector",
             within_s=20 if policy == "sfb" else 10) for policy in ("ps", "sfb")),
+    *(Fault(f"a rank {name} while others run ahead", f"{injected} of rank 1, `synchrony=SSP(3)`",
+            ("fail_on_rank_1_while_others_run_ahead", how), says, is_last=False) for how, name, injected, says in (
+                ("raise", "has an exception", "`raise`", r"Rank 1 on \S+ failed: .*ValueError: boom on purpose"),
+                ("kill", "is killed", "SIGKILL", ""),
+                ("stall", "stalls", "`time.sleep`, `timeout_s=3`", r"Rank 0 waited 3 s for rank 1 to exchange 'seq"))),
     Fault("a rank stalls in a callback", "`time.sleep`, `timeout_s=2`", ("stall_in_callback_on_rank_1",),
           "waited 2 s for rank 1 to exchange 'model.stop_training'", horovod=True, within_s=20),
     Fault("a process that prepares batches dies", "SIGKILL in a `PyDataset`, `timeout_s=5`",

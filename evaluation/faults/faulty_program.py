@@ -252,6 +252,28 @@ def fail_on_rank_1_while_others_read_its_shards(how: str) -> None:
     raise ValueError("boom on purpose")
 
 
+def fail_on_rank_1_while_others_run_ahead(how: str) -> None:
+    """When it makes its 10th batch; rank 0 is ahead, with stale weights."""
+    strategy = poseidon.PoseidonStrategy(synchrony=poseidon.SSP(3), timeout_s=3)
+    fail = {"raise": lambda: _raise(ValueError("boom on purpose")), "kill": _signal_itself(signal.SIGKILL),
+            "stall": lambda: time.sleep(100)}[how]
+
+    def rows() -> Any:
+        for number in range(40):
+            if strategy.rank == 1:
+                time.sleep(0.02)
+                if number == 10:
+                    note_fault()
+                    fail()
+            yield np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(tf.data.Dataset.from_generator(rows, output_signature=(
+        tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1)))), epochs=2, verbose=0)
+
+
 def differ_in_dedicated_servers(who: str) -> None:
     """One rank means another number, or other servers, than the others."""
     differs = os.environ["PMI_RANK"] == who
