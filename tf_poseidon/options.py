@@ -208,7 +208,10 @@ class TrainingOptions:
         linked = f" ({cluster.gpu_link_gbps:g} between GPUs)" if cluster.gpu_link_gbps else ""
         speeds = (f" for {cluster.bandwidth_gbps:g} Gbit/s{linked}, {cluster.latency_us:g} µs and {cluster.gflops:g} "
                   "GFLOP/s" if self.policy == "auto" or self.cluster else "")
-        return f"plans by policy '{self.policy}'{speeds}"
+        stale = "" if self.synchrony is None else (
+            f", with weights that may be stale, by {self.synchrony}: not what one process computes; logs are sums of "
+            "what each rank has seen")
+        return f"plans by policy '{self.policy}'{speeds}{stale}"
 
     def check(self, job: JobOptions, size: int, has_own_ops: bool) -> None:
         """Refuses options that are not possible in a job; arguments as in `JobOptions.check`, which comes before.
