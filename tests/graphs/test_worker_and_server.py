@@ -164,6 +164,19 @@ def test_clocks_go_on_when_the_program_changes_weights():
     assert of_rank.log().versions == ((0, 1),)
 
 
+def test_a_step_that_fails_is_none():
+    def checked(state, x):
+        state.w.assign_sub(gradient_of(tf.debugging.check_numerics(x, "not this one"), state.w))
+
+    state, step, of_rank = clocked(checked, SSP(1))
+    step.run([batches()[0]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not this one"):
+        step.run([tf.fill((4, 2), np.nan)])
+    of_rank.finish()  # waits for no version of it
+    assert of_rank.log().versions == ((0,),)
+    assert np.isfinite(state.w).all()
+
+
 def test_an_update_that_fails_ends_the_worker():
     state, step, of_rank = clocked(lambda state, x: [
         gradient := gradient_of(x, state.w), tf.debugging.assert_less(gradient, 1e9),

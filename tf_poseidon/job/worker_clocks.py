@@ -87,8 +87,8 @@ class Clocks:
             version = self._wait_for(self._oldest(clock))
             values = self._versions[version]
         self._waited_s += time.monotonic() - begin
-        self._read.append(version)
         update = compute(values)
+        self._read.append(version)
         with self._changed:
             self._gate.note_push(time.monotonic())
         self._updates.put(update)
