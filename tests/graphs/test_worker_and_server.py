@@ -1,5 +1,7 @@
 """Steps in two parts against the same steps as they are, on one rank: variables, results, and which version is read."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -67,6 +69,18 @@ def draw_by_clock(state, x):
     state.w.assign_sub(gradient * tf.cast(state.count, tf.float32))
 
 
+def draw_before_counting(state, x):
+    """As Keras draws: nothing that the worker needs follows from the next state."""
+    gradient = gradient_of(x * tf.cast(state.count % 3, tf.float32), state.w)
+    state.count.assign_add(1)
+    state.w.assign_sub(gradient)
+
+
+def regularise_what_was_read(state, x):
+    w = tf.convert_to_tensor(state.w)
+    state.w.assign_sub(gradient_of(x, w) + 2 * w)
+
+
 def train_in_loop(state, x):
     def body(i, y):
         return i + 1, tf.matmul(x, state.w) + y
@@ -97,8 +111,8 @@ def return_rows_and_sums(state, x):
     return {"rows": x * 2, "sum": gradient, "other": state.v.read_value()}
 
 
-SAME = (train, decay_and_count, regularise, draw_by_clock, train_in_loop, update_in_branch, divide_by_rows,
-        return_rows_and_sums)
+SAME = (train, decay_and_count, regularise, regularise_what_was_read, draw_by_clock, draw_before_counting,
+        train_in_loop, update_in_branch, divide_by_rows, return_rows_and_sums)
 
 
 def partitioned(function):
@@ -142,6 +156,7 @@ def test_gradients_are_those_of_the_version(versions):
     state, step, of_rank = clocked(train, SSP(4), versions)
     for batch in batches():
         step.run([batch])
+        time.sleep(0.05)  # so that there are newer versions
     of_rank.finish()
     values = [np.array([[1.0], [2.0]])]
     for batch, version in zip(batches(), versions):
@@ -162,6 +177,20 @@ def test_clocks_go_on_when_the_program_changes_weights():
     expected = np.array([[5.0], [7.0]])
     np.testing.assert_array_equal(state.w, expected - x.numpy().T @ (x.numpy() @ expected))
     assert of_rank.log().versions == ((0, 1),)
+
+
+def test_steps_of_two_functions_follow_each_other():
+    """As of batches of two sizes; the second function computes with what the server of the first one has made."""
+    state, partition = partitioned(train)
+    planner = planning.Planner(planning.Cluster(2), "ps")
+    of_rank = worker_clocks.Clocks(SSP(3))
+    steps = [clocked_step.ClockedStep(partition, of_rank, session.RewriteSession(planner)) for _ in range(2)]
+    expected = state.w.numpy()
+    for i, batch in enumerate(batches()):
+        steps[i % 2].run([batch])
+        expected = expected - batch.numpy().T @ (batch.numpy() @ expected)
+    of_rank.finish()
+    np.testing.assert_array_equal(state.w, expected)
 
 
 def test_a_step_that_fails_is_none():
@@ -202,6 +231,17 @@ def product_behind_exchange(state, x):
         variable.assign_sub(gradient)
 
 
+def read_after_update(state, x):
+    state.w.assign_sub(gradient_of(x, state.w))
+    return tf.reduce_sum(tf.matmul(x, state.w))
+
+
+def whole_on_every_rank(state, x):
+    """An op without a rule, which all ranks run on the whole batch, with their versions of a weight."""
+    whole = tf.numpy_function(lambda x, w: w * x.sum(), [x, state.w], tf.float32)
+    state.w.assign_sub(gradient_of(x, state.w) + tf.ensure_shape(whole, [2, 1]))
+
+
 def update_of_rows(state, x):
     """In a branch, which is not known to run."""
     tf.cond(state.v > 0, lambda: state.w.assign_sub(gradient_of(x, state.w)), lambda: state.w + 0)
@@ -211,6 +251,8 @@ def update_of_rows(state, x):
     (norm_of_batch, "needs the exchange '.*' before this rank's gradients are there: all ranks would have to be at the "
                     "same clock; train with synchrony='bsp'"),
     (product_behind_exchange, "takes a sum of all ranks, and '.*', which they compute of weights that may be older"),
+    (read_after_update, "needs the exchange '.*' before this rank's gradients are there"),
+    (whole_on_every_rank, "the update '.*' needs '.*', which each rank computes with its own version of them"),
     (update_of_rows, "the exchange '.*' is in a branch or loop"),
 ], ids=lambda value: getattr(value, "__name__", ""))
 def test_what_has_no_version_is_refused(function, message):

@@ -80,6 +80,15 @@ def test_extra_steps_end_with_a_push_of_the_slowest(own, slowest, most, expected
     assert extra_steps(own, slowest, most) == expected
 
 
+def test_nothing_is_granted_within_the_lower_bound():
+    gate = VersionGate(DSSP(2, 9))
+    for time in (0, 1):
+        gate.note_push(time)
+        gate.note_version(time * 3)
+    assert [gate.bound(2, 0), gate.bound(3, 0), gate.bound(4, 0), gate.bound(5, 0)] == [2, 3, 4, 5]
+    assert [gate.bound(6, 4), gate.bound(20, 4)] == [2, 2]  # what was granted is used up; 16 is more than 9
+
+
 @pytest.mark.parametrize("synchrony", [SSP(3), DSSP(3, 15)], ids=str)
 def test_jitter_is_absorbed_and_lasting_slowness_is_not(synchrony):
     rng = random.Random(1)
