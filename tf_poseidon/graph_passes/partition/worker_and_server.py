@@ -140,7 +140,7 @@ class _Division:
         # The worker's updates of variables that change with its clock: each may need another one.
         copied: set[str] = set()
         while True:
-            workers = self._needed(begin, self._stops_worker)
+            workers = self._needed(begin, self._check_workers)
             read = {source for name in workers for source in self._sources.get(name, ())}
             new = {source for source in read - copied - self._versioned - self._held
                    if any(not self._is_workers(node.name) for node in self._writers.get(source, ()))}
@@ -202,13 +202,11 @@ class _Division:
             queue += [graph_lib.node_of(tensor) for tensor in node.input if not stops(node, tensor)]
         return needed
 
-    def _stops_worker(self, node: node_def_pb2.NodeDef, tensor: str) -> bool:
-        """Whether the worker's part ends at an input of one of its nodes."""
+    def _check_workers(self, node: node_def_pb2.NodeDef, tensor: str) -> bool:
+        """Returns False, since the worker's part ends nowhere; raises GraphError at what waits for an exchange."""
         name = graph_lib.node_of(tensor)
         if name not in self._after:
             return False
-        if graph_lib.is_control(tensor) and not self._reads_version(node):
-            return True  # only an order within the step
         exchange = self._exchange_before(name)
         raise _no_version(exchange, f"'{node.name}' needs the exchange {{}} before this rank's gradients are there")
 
