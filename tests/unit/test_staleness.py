@@ -2,11 +2,13 @@
 
 import dataclasses
 import random
+import time
 
 import pytest
 
 from evaluation.simulation import stale_schedule
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.job import worker_clocks
 from tf_poseidon.staleness import bounds
 from tf_poseidon.staleness.bounds import DSSP
 from tf_poseidon.staleness.bounds import SSP
@@ -82,9 +84,9 @@ def test_extra_steps_end_with_a_push_of_the_slowest(own, slowest, most, expected
 
 def test_nothing_is_granted_within_the_lower_bound():
     gate = VersionGate(DSSP(2, 9))
-    for time in (0, 1):
-        gate.note_push(time)
-        gate.note_version(time * 3)
+    for second in (0, 1):
+        gate.note_push(second)
+        gate.note_version(second * 3)
     assert [gate.bound(2, 0), gate.bound(3, 0), gate.bound(4, 0), gate.bound(5, 0)] == [2, 3, 4, 5]
     assert [gate.bound(6, 4), gate.bound(20, 4)] == [2, 2]  # what was granted is used up; 16 is more than 9
 
@@ -106,6 +108,23 @@ def test_dynamic_bound_waits_less_than_the_lower_one():
     waiting = [sum(stale_schedule.simulate(times, 0, lambda bound=bound: VersionGate(bound)).waiting)
                for bound in (SSP(1), DSSP(1, 8), SSP(8))]
     assert waiting[0] > 2 * waiting[1] > 4 * waiting[2]
+
+
+def test_waiting_for_versions_is_counted():
+    """Of updates that take 50 ms: the second step waits for the first, and the end for the second."""
+    clocks, values = worker_clocks.Clocks(SSP(0)), iter("abc")
+
+    def update():
+        time.sleep(0.05)
+        return [next(values)]
+
+    read = []
+    for _ in range(2):
+        clocks.step("owner", lambda: ["initial"], lambda given: [read.extend(given), update][1])
+    (versions,), (waited,) = clocks.log().versions, clocks.log().waiting_seconds
+    assert versions == (0, 1) and read == ["initial", "a"] and 0.04 < waited < 10
+    clocks.finish()
+    assert waited + 0.04 < clocks.waiting_seconds < 20
 
 
 @pytest.mark.parametrize("make, message", [

@@ -42,7 +42,7 @@ class Clocks:
         self._replayed = replayed
         self._gate = None if synchrony is None else VersionGate(synchrony)
         self._read: list[int] = []  # version by clock
-        self._waited_s = 0.0
+        self._waited_s = self._finishing_s = 0.0
         self._owner: object = None
         self._versions: dict[int, Values] = {}
         self._newest = 0
@@ -50,6 +50,11 @@ class Clocks:
         self._changed = threading.Condition()
         self._updates: queue.SimpleQueue[Callable[[], Values]] = queue.SimpleQueue()
         self._server: threading.Thread | None = None
+
+    @property
+    def waiting_seconds(self) -> float:
+        """How long the worker has waited for versions, and for the server to apply all of its steps."""
+        return self._waited_s + self._finishing_s
 
     def check_bsp(self, what: str) -> None:
         """Refuses what knows no versions of the weights, where workers are to read stale ones."""
@@ -97,8 +102,10 @@ class Clocks:
         """Waits until the server has applied all steps; the program may then read and change weights."""
         if self._server is None:
             return
+        begin = time.monotonic()
         with self._changed:
             self._wait_for(len(self._read))
+        self._finishing_s += time.monotonic() - begin
         self._owner, self._versions = None, {}
 
     def _oldest(self, clock: int) -> int:

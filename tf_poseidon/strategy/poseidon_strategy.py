@@ -246,7 +246,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
         Returns:
             {"header_bytes": bytes of frame headers sent, "packets": messages that carried them,
             "waiting_seconds": how long steps have waited for other ranks after their last gradient was ready (of steps
-            that overlap, only the last one), and what is done between steps, such as callbacks' agreements,
+            that overlap, only the last one), and what is done between steps, such as callbacks' agreements; with stale
+            weights, how long this rank has waited for versions of them,
             "waited_for": {rank: how long sums and factors of this rank have waited for those of that rank, which came
             last, since those of all others were there; each of the exchanges in flight at a time counts, in seconds},
             "input_seconds": how long steps of this rank have waited for their batches, of datasets that Keras or
@@ -271,6 +272,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
         statistics = self.extended.job.communicator.statistics()
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
                                if site not in calibration.SITES | recording.SITES | watch.SITES}
+        clocks = self.extended.job.clocks
+        if clocks.synchrony is not None:  # the server's exchanges hide behind the worker's steps
+            statistics["waiting_seconds"] = clocks.waiting_seconds
         statistics["stragglers"] = watch.of(self.extended.job).values()
         return statistics
 
