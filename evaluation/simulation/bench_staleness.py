@@ -1,6 +1,6 @@
 """Compares synchronous training, stale weights and balanced rows where ranks are not equally fast.
 
-    python -m evaluation.benchmarks.bench_staleness --json docs/results/staleness.json
+    python -m evaluation.simulation.bench_staleness --json docs/results/staleness.json
 
 A small network learns scikit-learn's handwritten digits on the ranks of one host; how long a rank's rows take is
 emulated by a sleep. Before anything is reported, it is checked that synchronous training has the weights that the same
@@ -153,7 +153,7 @@ def run(way: str, cluster: str, number: int) -> list[Run]:
     launcher = [os.path.join(sysconfig.get_path("scripts"), "mpiexec"), "-n", str(RANKS)]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [*launcher, *modules.command("benchmarks.bench_staleness"), f"--child={folder}", f"--way={way}",
+            [*launcher, *modules.command("simulation.bench_staleness"), f"--child={folder}", f"--way={way}",
              f"--cluster={cluster}", f"--round={number}"], capture_output=True, text=True, timeout=_TIMEOUT_S,
             env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"})
         if done.returncode:
