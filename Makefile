@@ -117,11 +117,13 @@ bench: horovod
 	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
 	  $(BIN)/python scripts/benchmark.py --system $(COMPUTED) --json docs/results/benchmark_1gbps.json
 	test $$(id -u) != 0 || $(BIN)/python -m evaluation.comparisons.bench_emulated --again
-	test $$(id -u) != 0 || for part in overlap bytes servers; do $(BIN)/python -m evaluation.comparisons.bench_emulated --again \
+	test $$(id -u) != 0 || for part in overlap bytes heads servers; do $(BIN)/python -m evaluation.comparisons.bench_emulated --again \
 	  --parts $$part --json docs/results/$$part.json || exit 1; done
 	$(BIN)/mpiexec -n 2 $(BIN)/python -m evaluation.benchmarks.bench_zeros --json docs/results/bench_zeros.json
 	test $$(id -u) != 0 || $(BIN)/python -m evaluation.benchmarks.bench_input_and_shares \
 	  --json docs/results/input_and_shares.json --markdown docs/results/input_and_shares.md
+	$(BIN)/python -m evaluation.benchmarks.bench_head_memory --rounds 2 --json docs/results/head_memory.json
+	$(BIN)/python -m evaluation.simulation.bench_staleness --json docs/results/staleness.json
 	$(BIN)/python -m evaluation.benchmarks.bench_overhead --json docs/results/bench_overhead.json
 	$(BIN)/python -m evaluation.benchmarks.bench_first_step --json docs/results/bench_first_step.json
 	$(BIN)/python -m evaluation.benchmarks.bench_outer_product --json docs/results/bench_outer_product.json
