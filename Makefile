@@ -123,7 +123,8 @@ bench: horovod
 	test $$(id -u) != 0 || $(BIN)/python -m evaluation.benchmarks.bench_input_and_shares \
 	  --json docs/results/input_and_shares.json --markdown docs/results/input_and_shares.md
 	$(BIN)/python -m evaluation.benchmarks.bench_head_memory --rounds 2 --json docs/results/head_memory.json
-	$(BIN)/python -m evaluation.simulation.bench_staleness --json docs/results/staleness.json
+	$(BIN)/python -m evaluation.simulation.bench_staleness --json docs/results/staleness.json \
+	  --plot docs/results/staleness.png
 	$(BIN)/python -m evaluation.benchmarks.bench_overhead --json docs/results/bench_overhead.json
 	$(BIN)/python -m evaluation.benchmarks.bench_first_step --json docs/results/bench_first_step.json
 	$(BIN)/python -m evaluation.benchmarks.bench_outer_product --json docs/results/bench_outer_product.json

@@ -1,6 +1,6 @@
 """Compares synchronous training, stale weights and balanced rows where ranks are not equally fast.
 
-    python -m evaluation.simulation.bench_staleness --json docs/results/staleness.json
+    python -m evaluation.simulation.bench_staleness --json docs/results/staleness.json --plot docs/results/staleness.png
 
 A small network learns scikit-learn's handwritten digits on the ranks of one host; how long a rank's rows take is
 emulated by a sleep. Before anything is reported, it is checked that synchronous training has the weights that the same
@@ -36,7 +36,8 @@ import tf_poseidon as poseidon
 from tf_poseidon.staleness.gate import VersionGate
 
 _JSON, _MARKDOWN = output.json_flag(), output.markdown_flag()
-_ROUNDS = flags.DEFINE_integer("rounds", 1, "Jobs of each kind.", lower_bound=1)
+_PLOT = flags.DEFINE_string("plot", None, "File for the losses by time.")
+_ROUNDS = flags.DEFINE_integer("rounds", 1, "Jobs of each kind; 0 draws what --json has.", lower_bound=0)
 _CHILD = flags.DEFINE_string("child", None, "For its own use: this process is a rank, which writes to this folder.")
 _WAY = flags.DEFINE_string("way", None, "For its own use: how it trains.")
 _CLUSTER = flags.DEFINE_string("cluster", None, "For its own use: how fast ranks are.")
@@ -186,6 +187,9 @@ def main(_: list[str]) -> None:
         rank, measured = train()
         output.write_json(pathlib.Path(_CHILD.value) / f"{rank}.json", measured)
         return
+    if not _ROUNDS.value:
+        draw(json.loads(pathlib.Path(_JSON.value).read_text()), _PLOT.value)
+        return
     jobs: dict[str, dict[str, list[list[Run]]]] = {cluster: {way: [] for way in WAYS} for cluster in CLUSTERS}
     cells = [(cluster, way, number) for number in range(_ROUNDS.value) for cluster in CLUSTERS for way in WAYS
              if way != _BALANCED or CLUSTERS[cluster][1]]
@@ -212,12 +216,35 @@ def main(_: list[str]) -> None:
                          f"{statistics.median(ratios):.3f}", f"{ratios[0]:.3f}-{ratios[-1]:.3f}",
                          f"{100 * max(errors, key=abs):+.1f} %", f"{waiting:.1f}" if WAYS[way] != "bsp" else "",
                          f"{end[1]:.4f}", f"{end[2]:.4f}"])
-            results.append({"cluster": cluster, "way": way, "simulated_s": expected, "jobs": each})
+            results.append({"cluster": cluster, "way": way, "simulated_s": expected,
+                            "jobs": [[dataclasses.asdict(rank) for rank in job] for job in each]})
     header = ["cluster", "way", "steps/s", "of bsp", "from-to", "simulated", "waited, s", "loss", "accuracy"]
     output.show(f"{RANKS} ranks, {EPOCHS} epochs of {STEPS} steps", header, rows, left=2)
     if _MARKDOWN.value:
         pathlib.Path(_MARKDOWN.value).write_text("\n".join(output.markdown_table(header, rows)) + "\n")
     output.write_json(_JSON.value, results)
+    if _PLOT.value:
+        draw(results, _PLOT.value)
+
+
+def draw(results: list[dict[str, Any]], path: str) -> None:
+    """Draws the losses of the first jobs by time, a panel for each cluster."""
+    import matplotlib  # imported late: ranks need it not
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    figure, axes = pyplot.subplots(1, len(CLUSTERS), figsize=(4 * len(CLUSTERS), 3.4))
+    for ax, cluster in zip(axes, CLUSTERS):
+        for i, way in enumerate(WAYS):
+            for result in results:
+                if (result["cluster"], result["way"]) == (cluster, way) and way != "SSP(0)":  # which is "bsp"
+                    ends = result["jobs"][0][0]["epochs"]
+                    ax.plot([end[0] for end in ends], [end[1] for end in ends], "o-", color=f"C{i}", markersize=3,
+                            label=way)
+        ax.set(title=cluster, xlabel="seconds", ylabel="loss on other data", yscale="log")
+        ax.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=90, metadata={"Software": None})  # omits the version of matplotlib
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":
