@@ -6,6 +6,7 @@ versions, sooner or later. What the program reads outside of steps is the versio
 Tests: tests/unit/test_staleness.py, tests/training/test_clocks.py.
 """
 
+import array
 from collections.abc import Callable
 from collections.abc import Sequence
 import queue
@@ -41,7 +42,7 @@ class Clocks:
         self.synchrony = synchrony
         self._replayed = replayed
         self._gate = None if synchrony is None else VersionGate(synchrony)
-        self._read: list[int] = []  # version by clock
+        self._read = array.array("q")  # version by clock, of millions of steps
         self._waited_s = self._finishing_s = 0.0
         self._owner: object = None
         self._versions: dict[int, Values] = {}
