@@ -62,5 +62,8 @@ def test_after_fit(ranks):
         share = float(re.search(r"\((\S+) %\) wait for other ranks, longest for rank 1$", output, re.M)[1])
         gain = float(re.search(r"^about ([\d.]+) times as fast as one process", output, re.M)[1])
         # Rank 1 sleeps for 50 ms in each step, except that it reads the first batch of an epoch ahead.
-        assert 20 < share <= 100 and gain == pytest.approx(2 * (1 - share / 100), abs=0.03)
+        data = re.search(r"\((\S+) %\) wait for data", output)  # where other programs run, too
+        least, of_data = (1, float(data[1])) if data else (0, 0)
+        expected = max(2 * (1 - (share + of_data) / 100), least)
+        assert 20 < share <= 100 and gain == pytest.approx(expected, abs=0.03)
         assert float(milliseconds) >= 40
