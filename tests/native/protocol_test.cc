@@ -151,6 +151,69 @@ TEST(AllRanksGetTheSumWhateverTheOrderOfEvents) {
   }
 }
 
+TEST(RanksMayStartStepsOfASumBeforeTheLastOnesAreOverIfItIsClocked) {
+  constexpr int kSteps = 4;
+  const std::vector<size_t> counts = {1, 8193, 40001};
+  for (const std::vector<int>& nodes : {std::vector<int>{}, {0, 0, 1}, {0, 1, 0, 1}}) {
+    const int size = nodes.empty() ? 3 : static_cast<int>(nodes.size());
+    for (unsigned seed = 0; seed < 6; ++seed) {
+      Job job(size, nodes, Alone::SmallOptions(), seed);
+      const std::string where = Text(size, " ranks, seed ", seed);
+      std::vector<std::vector<float>> values, results;  // by rank, step and count
+      std::vector<int> order;
+      for (int rank = 0; rank < size; ++rank) {
+        for (int step = 0; step < kSteps; ++step) {
+          order.push_back(rank);
+          for (size_t count : counts) {
+            values.push_back(Values(rank + step, count));
+            results.emplace_back(count, -1);
+          }
+        }
+      }
+      std::shuffle(order.begin(), order.end(), job.random());
+      std::vector<int> started(size);
+      int done = 0;
+      for (int rank : order) {
+        const int step = started[rank]++;
+        for (size_t i = 0; i < counts.size(); ++i) {
+          const size_t at = (rank * kSteps + step) * counts.size() + i;
+          Exchange exchange = Sum("x" + std::to_string(i), &values[at], &results[at]);
+          exchange.is_clocked = true;
+          job.protocol(rank).Start(
+              exchange,
+              [&](const std::string& error) {
+                EXPECT_EQ(error, "", where);
+                ++done;
+              },
+              Clock::now());
+        }
+        for (unsigned turn = 0; turn < 5 * seed; ++turn) {
+          Protocol& protocol = job.protocol(job.random()() % size);
+          protocol.Flush();
+          protocol.Poll();
+        }
+      }
+      job.Run([&] { return done == static_cast<int>(results.size()); }, where);
+      for (size_t at = 0; at < results.size(); ++at) {
+        const int step = static_cast<int>(at / counts.size()) % kSteps;
+        std::vector<float> sum(results[at].size());
+        for (int r = 0; r < size; ++r) {
+          for (size_t k = 0; k < sum.size(); ++k) sum[k] += Value(r + step, k);
+        }
+        EXPECT(results[at] == sum, where);
+      }
+    }
+  }
+  Alone alone;
+  std::vector<float> value(3), result(3);
+  std::string error;
+  for (int step = 0; step < 2; ++step) {
+    alone.rank->protocol->Start(
+        Sum("x", &value, &result), [&](const std::string& text) { error += text; }, Clock::now());
+  }
+  EXPECT_EQ(error, "'x' is already being exchanged: one site cannot be in flight twice.", "not clocked");
+}
+
 TEST(WorkersGetSumsAndBroadcastsOfDedicatedServersWhateverTheOrderOfEvents) {
   const std::vector<std::vector<int>> arrangements = {{0, 1, 2}, {0, 1, 2, 3, 4}, {0, 0, 1, 1, 2}};
   for (const std::vector<int>& nodes : arrangements) {
