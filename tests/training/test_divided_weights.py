@@ -19,11 +19,15 @@ COUNTS = {"counted": 2 * 7 * 4 * 8 * (train_divided.MANY - train_divided.CLASSES
 # The programs that are run in other jobs, too.
 SHARDED = ("softmax", "adam", "table", "accumulation", "pair")
 SERVED = ("softmax", "adam", "tied")
+# Those of which others are so much alike that `make nightly` alone runs them.
+ALIKE = ("momentum", "adamw", "lamb", "clipnorm", "clipvalue", "schedule", "accumulation_and_infinity", "smoothed",
+         "class_weighted", "without_xla", "temperature", "table-rmsprop")
 
 
 def cases(is_full):
     """Returns the cases of programs: on 2 and 3 ranks in turn."""
-    return [Case(FILE, name, ranks, "ps") for i, name in enumerate(train_divided.PROGRAMS)
+    names = [name for name in train_divided.PROGRAMS if is_full or name not in ALIKE]
+    return [Case(FILE, name, ranks, "ps") for i, name in enumerate(names)
             for ranks in ((2, 3) if is_full else (2 + i % 2,))]
 
 
