@@ -67,6 +67,16 @@ def jobs(tmp_path_factory, request):
     jobs.stop()
 
 
+@pytest.fixture
+def alone():
+    """A job of one rank, of this process, for the ops that it runs."""
+    from tf_poseidon.job import communicator
+    rank, = communicator.join_loopback(1)
+    rank.use_for_ops()
+    yield
+    rank.leave()  # other tests of this process run ops outside of a job
+
+
 @pytest.fixture(scope="session")
 def able():
     """Skips where hosts cannot be emulated, but not in CI, where that would hide a failure."""

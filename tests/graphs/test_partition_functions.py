@@ -10,22 +10,15 @@ from tensorflow.python.framework import function as defun
 from tensorflow.python.ops import functional_ops
 
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.job import communicator
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import partition_options
 from tf_poseidon.one_process import partitioning
 from tf_poseidon.one_process import rank_graphs
 from tf_poseidon.one_process import tracing
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 F64 = tf.float64
-
-
-@pytest.fixture(autouse=True)
-def alone():
-    rank, = communicator.join_loopback(1)
-    rank.use_for_ops()
-    yield
-    rank.leave()  # other tests of this process run ops outside of a job
 
 
 def _while_of_defuns(x, factor):

@@ -13,7 +13,6 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import functions
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import unroll
-from tf_poseidon.job import communicator
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import partition_options
 from tf_poseidon.one_process import partitioning
@@ -21,15 +20,9 @@ from tf_poseidon.one_process import rank_graphs
 from tf_poseidon.one_process import stepping
 from tf_poseidon.one_process import tracing
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 STEPS = 3
-
-
-@pytest.fixture(autouse=True)
-def alone():
-    rank, = communicator.join_loopback(1)
-    rank.use_for_ops()
-    yield
-    rank.leave()  # other tests of this process run ops outside of a job
 
 
 class State:

@@ -9,7 +9,6 @@ import tensorflow as tf
 from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session
-from tf_poseidon.job import communicator
 from tf_poseidon.job import worker_clocks
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import partition_options
@@ -19,15 +18,9 @@ from tf_poseidon.one_process import tracing
 from tf_poseidon.one_process.clocked import clocked_step
 from tf_poseidon.staleness.bounds import SSP
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 STEPS = 5
-
-
-@pytest.fixture(autouse=True)
-def alone():
-    rank, = communicator.join_loopback(1)
-    rank.use_for_ops()
-    yield
-    rank.leave()  # other tests of this process run ops outside of a job
 
 
 class State:
