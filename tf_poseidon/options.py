@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import dataclasses
 import itertools
 import numbers
+import re
 from typing import Any
 
 from tf_poseidon import planning
@@ -24,6 +25,8 @@ _MOST_SHARE = 1000
 
 # A dedicated server gives nothing before it has a KV pair of all workers, which come over one link.
 _KV_PAIR_BYTES, _KV_PAIR_BYTES_IF_SERVED = 2 << 20, 512 << 10
+_LONGEST_NAME = 64
+_NAME = re.compile(rf"[\w.-]{{1,{_LONGEST_NAME}}}", re.ASCII)
 _FOR_EVER_S = 1e9  # the clocks of C++ count nanoseconds with 64 bits
 _LEAST_S = {"heartbeat_timeout_s": 1}  # a busy machine keeps a process waiting that long
 
@@ -34,7 +37,7 @@ class JobOptions:
 
     Attributes:
         engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s, heartbeat_timeout_s,
-            staging_bytes, dedicated_servers: Same as in `PoseidonStrategy`. Infinite times, and others that no clock
+            staging_bytes, dedicated_servers, crossover: Same as in `PoseidonStrategy`. Infinite times, and others that no clock
             can count, become 30 years.
 
     Raises:
@@ -50,8 +53,12 @@ class JobOptions:
     heartbeat_timeout_s: float = 12.0
     staging_bytes: int | None = None
     dedicated_servers: int = 0
+    crossover: str | None = None
 
     def __post_init__(self) -> None:
+        if self.crossover is not None and not (isinstance(self.crossover, str) and _NAME.fullmatch(self.crossover)):
+            raise ConfigurationError(f"crossover={self.crossover!r}, expected a name of at most {_LONGEST_NAME} "
+                                     "letters, digits, '-', '_' and '.', the same in all jobs that take turns.")
         if isinstance(self.servers, numbers.Number):
             raise ConfigurationError(f"servers={self.servers}, expected the ranks that are servers, such as "
                                      f"range({self.servers}).")
@@ -86,7 +93,8 @@ class JobOptions:
         Raises:
             ConfigurationError: For the first such option.
         """
-        for name, value in (("servers", self.servers), ("dedicated_servers", self.dedicated_servers)):
+        for name, value in (("servers", self.servers), ("dedicated_servers", self.dedicated_servers),
+                            ("crossover", self.crossover)):
             if has_own_ops and value:
                 raise _not_with_own_ops(name, value, self.engine)
         if self.dedicated_servers and self.dedicated_servers > size - 2:
@@ -243,6 +251,9 @@ class TrainingOptions:
             raise _not_with_own_ops("gpus_per_node", cluster.gpus_per_node, job.engine, " of the cluster")
         if has_own_ops and self.wire_dtype is not None:
             raise _not_with_own_ops("wire_dtype", self.wire_dtype, job.engine)
+        if job.crossover is not None and self.synchrony is not None:
+            raise ConfigurationError(f"crossover='{job.crossover}' is not possible with synchrony={self.synchrony}, by "
+                                     "which a rank computes while it waits for others; omit one of the two.")
         if has_own_ops and self.synchrony is not None:
             raise _not_with_own_ops("synchrony", str(self.synchrony), job.engine)
         if self.versions is not None and self.synchrony is not None:

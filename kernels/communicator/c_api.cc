@@ -23,6 +23,7 @@
 #include "loopback_transport.h"
 #include "socket_transport.h"
 #include "text.h"
+#include "turns.h"
 
 namespace poseidon {
 namespace {
@@ -344,6 +345,7 @@ size_t poseidon_events(Communicator* communicator, char* text, size_t capacity) 
 }
 
 void poseidon_leave(Communicator* communicator) {
+  if (poseidon::process_communicator == communicator) poseidon::SetProcessTurns(nullptr);  // which are between ranks
   if (poseidon::process_communicator == communicator) poseidon::process_communicator = nullptr;
   {
     std::lock_guard<std::mutex> lock(poseidon::process_ranks_mutex);

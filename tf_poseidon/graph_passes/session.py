@@ -42,6 +42,7 @@ from tf_poseidon.graph_passes.match import slices
 from tf_poseidon.graph_passes.partition.states import Division
 from tf_poseidon.graph_passes.write import agreement_text
 from tf_poseidon.graph_passes.write import rewrite as rewrite_lib
+from tf_poseidon.graph_passes.write import turns
 from tf_poseidon.graph_passes.write import writers
 from tf_poseidon.graph_passes.write.send_receive import SendReceive
 from tf_poseidon.graph_passes.write.site_writer import SiteWriter
@@ -93,10 +94,11 @@ class RewriteSession:
         planner: The `planning.Planner`.
         marker_ops: The ops that synchronise gradients: ours, or those of another library.
         has_to_agree: Whether ranks compare graphs before these run.
+        takes_turns: Whether steps take turns with other jobs on their accelerator.
     """
 
     def __init__(self, planner: planning.Planner, writer: type[SiteWriter] = SendReceive, is_foreign: bool = False,
-                 comparison: TextComparison | None = None) -> None:
+                 comparison: TextComparison | None = None, takes_turns: bool = False) -> None:
         """Makes a session.
 
         Args:
@@ -104,7 +106,9 @@ class RewriteSession:
             writer: The class that writes the ops of the engine.
             is_foreign: Whether programs synchronise with another library, whose all-reduces are the markers.
             comparison: Compares agreement texts between ranks; None where ranks need not agree.
+            takes_turns: Same as the attribute.
         """
+        self.takes_turns = takes_turns
         self.planner = dataclasses.replace(planner, schemes=writers.schemes_of(writer))
         self.marker_ops = foreign.OPS if is_foreign else poseidon_markers.OPS
         self.has_to_agree = comparison is not None
@@ -208,7 +212,7 @@ class RewriteSession:
         return training.plan
 
     def _planned(self, training: passes.TrainingGraph, planning_pass: passes.Pass) -> passes.TrainingGraph:
-        return passes.run((planning_pass, self._write), training)
+        return passes.run((planning_pass, self._write, *([turns.AddTurns()] if self.takes_turns else [])), training)
 
     @staticmethod
     def _plan_of_exchanges(training: passes.TrainingGraph, planner: planning.Planner) -> planning.Plan | None:

@@ -108,6 +108,11 @@ def _functions() -> ctypes.CDLL:
         ("set_row_shares", None, [handle, ctypes.POINTER(ctypes.c_int64)]),
         ("record_events", None, [handle, ctypes.c_int64]),
         ("events", ctypes.c_size_t, [handle, text, ctypes.c_size_t]),
+        ("take_turns", ctypes.c_bool, [handle, text, text, text, ctypes.c_uint64, ctypes.c_uint64, text, number,
+                                       ctypes.c_double, text]),
+        ("end_turns", None, []),
+        ("turns", ctypes.c_size_t, [text, ctypes.c_size_t]),
+        ("describe_turns", ctypes.c_size_t, [text, text, ctypes.c_size_t]),
         ("leave", None, [handle]),
     ):
         function = getattr(lib, f"poseidon_{name}")
@@ -351,6 +356,34 @@ class Communicator:
         """Makes the ops of this process exchange over this communicator."""
         self._lib.poseidon_set_process_communicator(self._handle)
 
+    def take_turns(self, path: str, name: str, accelerator: str, job: int, accelerators: int, program: str,
+                   coordinator: int, deadline_s: float) -> str:
+        """Has this process take turns with other jobs on its accelerator; returns why it cannot, "" if it can.
+
+        Args:
+            path: The file of the accelerator's table.
+            name: The name that these jobs have in common.
+            accelerator: That of the accelerator.
+            job: The number of this job, not 0.
+            accelerators: A digest of the names of all accelerators of the job.
+            program: The name of the program, for messages.
+            coordinator: The rank that gives turns their numbers.
+            deadline_s: For how long a process of another job is waited for in a turn.
+        """
+        error = ctypes.create_string_buffer(_TEXT_BYTES)
+        has_entered = self._lib.poseidon_take_turns(
+            self._handle, encoded(path), encoded(name), encoded(accelerator), job, accelerators, encoded(program),
+            coordinator, deadline_s, error)
+        return "" if has_entered else error.value.decode(errors="replace")
+
+    def end_turns(self) -> None:
+        """Gives back the turn that this process has on its accelerator, if it has one."""
+        self._lib.poseidon_end_turns()
+
+    def turns(self) -> dict[str, Any]:
+        """Returns {"count": turns that this process has had, "waiting_seconds", "holding_seconds"}, or {}."""
+        return _json(self._lib.poseidon_turns)
+
     def abort(self, reason: str, seconds: float = 2.0) -> None:
         """Ends the job on all ranks; waits at most `seconds` until the reason has reached them."""
         self._lib.poseidon_abort(self._handle, encoded(shortened(reason, 2 * LONGEST)), seconds)
@@ -398,7 +431,7 @@ class Communicator:
             "short_factor_bytes": of these as they travel, without zeros}}, "waited_for": {rank: seconds},
             "input_seconds": how long this rank has waited for batches, "late_seconds": {rank: seconds}}.
         """
-        statistics = self._json(self._lib.poseidon_statistics, has_sites)
+        statistics = _json(self._lib.poseidon_statistics, self._handle, has_sites)
         counts: dict[str, Any] = statistics["sites"]
         sites: dict[str, Any] = {}
         names = graph_steps.in_any(counts)
@@ -434,7 +467,7 @@ class Communicator:
             "rebuild" for rebuilding a gradient from the factors of other ranks, and of a GPU "down", "up" and "across"
             for copies to the host, from it, and what happens between GPUs; and "data" for waits for a batch.
         """
-        recorded = self._json(self._lib.poseidon_events)
+        recorded = _json(self._lib.poseidon_events, self._handle)
         names = graph_steps.in_any({site for _, site, *_ in recorded["events"]})
         return {**recorded, "events": [[row, name, *rest, step] for row, site, *rest in recorded["events"]
                                        for name, step in [names[site]]]}
@@ -458,19 +491,26 @@ class Communicator:
                 self.record_events(0)
         return [event for event in self.events()["events"] if event[1] == site]
 
-    def _json(self, function: Callable[..., int], *arguments: object) -> dict[str, Any]:
-        size = 0
-        while True:
-            text = ctypes.create_string_buffer(max(size, 1))
-            needed = function(self._handle, *arguments, text, size)
-            if needed <= size:
-                return json.loads(text.value)
-            size = 2 * needed
-
     def leave(self) -> None:
         """Leaves the job and frees the communicator."""
         handle, self._handle = self._handle, None
         self._lib.poseidon_leave(handle)
+
+
+def turn_table(path: str) -> dict[str, Any] | None:
+    """Returns who takes turns on an accelerator, see `TurnTable::Describe`; None if a file is no such table."""
+    return _json(_functions().poseidon_describe_turns, encoded(path))
+
+
+def _json(function: Callable[..., int], *arguments: object) -> Any:
+    """Returns the value of the JSON that a function of the library writes; None if it writes none."""
+    size = 0
+    while True:
+        text = ctypes.create_string_buffer(max(size, 1))
+        needed = function(*arguments, text, size)
+        if needed <= size:
+            return json.loads(text.value) if text.value else None
+        size = 2 * needed
 
 
 class WithoutZeros:

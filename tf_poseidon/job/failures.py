@@ -77,6 +77,7 @@ class ErrorWatch:
         if isinstance(error, (JobEndedError, StopIteration)) or type(error).__name__ == "OutOfRangeError" or (
                 self._communicator.failure is not None):
             return
+        self._communicator.end_turns()  # the step that failed may have had one
         self.settle()
         rank = self._communicator.rank
         reason = cause(rank, error)

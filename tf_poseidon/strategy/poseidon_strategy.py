@@ -31,6 +31,7 @@ from tf_poseidon.job import verify as verify_lib
 from tf_poseidon.job import worker_clocks
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.communicator import STAGING_COUNTERS
+from tf_poseidon.job.host import accelerator_turns
 from tf_poseidon.job.job_variables import held_variables
 from tf_poseidon.job.job_variables import new_variables
 from tf_poseidon.job.job_variables import shard_service
@@ -43,6 +44,8 @@ from tf_poseidon.strategy import extended
 from tf_poseidon.timelines import recording
 
 _latest = None
+# What ranks exchange besides what the program's steps do.
+_SITES_OF_NO_STEP = calibration.SITES | recording.SITES | watch.SITES | accelerator_turns.SITES
 
 
 def of_process() -> "PoseidonStrategy":
@@ -141,6 +144,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
             other ranks have reached their end, and then ends the process: nothing behind it in the program runs. For
             hosts without accelerator. `num_replicas_in_sync`, and whatever is divided or given by rank, counts the
             others alone.
+        crossover: A name, the same in several programs that run on the same hosts at the same time: they take turns on
+            each accelerator, so that one computes while the others exchange gradients. What they compute stays the
+            same. None, the default, shares with no other program on purpose. docs/synchrony.md says when it gains.
 
     Raises:
         PoseidonError: If an option is out of range, or the job cannot be joined: no engine, a rank that never
@@ -157,7 +163,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  kv_pair_bytes: int | None = None, timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
                  heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s,
-                 staging_bytes: int | None = None, dedicated_servers: int = 0) -> None:
+                 staging_bytes: int | None = None, dedicated_servers: int = 0, crossover: str | None = None) -> None:
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
         if versions is not None and not isinstance(versions, version_log.VersionLog):
@@ -166,13 +172,14 @@ class PoseidonStrategy(tf.distribute.Strategy):
                                            strict, global_batch_norm, verify, rows, input, shard_update,
                                            bounds.of(synchrony), versions)
         job_options = options.JobOptions(engine, cast(Any, servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
-                                         startup_timeout_s, heartbeat_timeout_s, staging_bytes, dedicated_servers)
+                                         startup_timeout_s, heartbeat_timeout_s, staging_bytes, dedicated_servers,
+                                         crossover)
         runtime.check(job_options, training)
         if training.plan or ranks_per_node is None:
             job_options = dataclasses.replace(job_options, ranks_per_node=training.ranks_per_node)
         communicator = runtime.start(job_options)
         keras_hook.install(alone=communicator is None)
-        job = None if communicator is None else _job(communicator, training)
+        job = None if communicator is None else _job(communicator, training, takes_turns=crossover is not None)
         super().__init__(extended.Extended(self, job, training))
         global _latest
         if job is not None and _latest is None:
@@ -263,18 +270,22 @@ class PoseidonStrategy(tf.distribute.Strategy):
             "stragglers": [{"rank", "host", "cause": "arithmetic", "input" or "link", "share": of each step that it
             costs the others, "since_step", "since", "last": `time.time`, "own_seconds", "median_seconds": of a step,
             what the cause names, for this rank and the others}], the ranks that `fit`, `train_on_batch` and functions
-            of `distribute` wait for}. A job of one process exchanges nothing, and
+            of `distribute` wait for,
+            "turns": {"count": turns that this rank has had on an accelerator that other jobs share, "waiting_seconds",
+            "holding_seconds"}, {} without `crossover`}. A job of one process exchanges nothing, and
             measures nothing.
         """
         if self.extended.job is None:
             return {"header_bytes": 0, "packets": 0, "waiting_seconds": 0.0, "waited_for": {}, "input_seconds": 0.0,
-                    "staging": dict.fromkeys(STAGING_COUNTERS, 0), "sites": {}, "late_seconds": {}, "stragglers": []}
+                    "staging": dict.fromkeys(STAGING_COUNTERS, 0), "sites": {}, "late_seconds": {}, "stragglers": [],
+                    "turns": {}}
         statistics = self.extended.job.communicator.statistics()
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
-                               if site not in calibration.SITES | recording.SITES | watch.SITES}
+                               if site not in _SITES_OF_NO_STEP}
         clocks = self.extended.job.clocks
         if clocks.synchrony is not None:  # the server's exchanges hide behind the worker's steps
             statistics["waiting_seconds"] = clocks.waiting_seconds
+        statistics["turns"] = self.extended.job.communicator.turns()
         statistics["stragglers"] = watch.of(self.extended.job).values()
         return statistics
 
@@ -348,7 +359,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         return recording.record(self.extended.job.communicator, path, lambda: self.plan)
 
 
-def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
+def _job(communicator: Communicator, training: options.TrainingOptions, takes_turns: bool) -> Job:
     """Has ranks agree, and TensorFlow rewrite functions; returns the `Job`."""
     agreement.agree_on_options(communicator, **{
         field.name: getattr(training, field.name) for field in dataclasses.fields(training)
@@ -365,7 +376,7 @@ def _job(communicator: Communicator, training: options.TrainingOptions) -> Job:
     writer = runtime.engine().writer
     comparison = agreement.CommunicatorComparison(communicator) if writer.has_to_agree else None
     planner = planning.Planner(cluster, training.policy, training.pins, training.merge, training.plan)
-    session = session_lib.RewriteSession(planner, writer, comparison=comparison)
+    session = session_lib.RewriteSession(planner, writer, comparison=comparison, takes_turns=takes_turns)
     graph_pass = grappler.enable(communicator.rank, session, training.strict)
     is_auto = training.shard_update == options.AUTO
     return Job(communicator, graph_pass, training.wire_dtype, verifier, held_variables.Held(communicator),

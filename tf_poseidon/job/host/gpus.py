@@ -67,6 +67,22 @@ def warn_of_shared(communicator: Communicator) -> None:
                      "with a memory_limit.", _listed(sharing), _listed(unlimited))
 
 
+def name() -> str | None:
+    """Returns what names this process's GPU among those of all machines; None if it has none that is known."""
+    identity = _identity()
+    return f"GPU {identity:014x}" if identity else None
+
+
+def refusal_to_share(crossover: str) -> str:
+    """Returns why this process's GPU cannot have a process of another job beside it, a sentence; "" if it can."""
+    own = _own()
+    if own is None or _is_limited() or tf.config.experimental.get_memory_growth(own):
+        return ""
+    return (f"crossover='{crossover}', but this process may take all memory of {own.name}, expected some for the other "
+            "job: leave it to PoseidonStrategy, or say how much it may use, by "
+            "tf.config.set_logical_device_configuration with a memory_limit.")
+
+
 def memory_bytes() -> int | None:
     """Returns how much memory of its GPU this process may use; None if it has none, or its memory is unknown."""
     own, driver = _own(), gpu_driver.find()
