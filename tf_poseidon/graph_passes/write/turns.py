@@ -21,6 +21,7 @@ Tests: tests/graphs/test_turns.py, tests/training/test_crossover.py.
 import collections
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Sequence
 import dataclasses
 
 from tensorflow.core.framework import graph_pb2
@@ -35,8 +36,10 @@ from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 
 BEGIN, END = "PoseidonTurnBegin", "PoseidonTurnEnd"
-_SEND, _RECV = "PoseidonSend", "PoseidonRecv"
-_SUMS = (*poseidon_markers.OPS, poseidon_markers.SCATTER)  # which end in the op that begins them
+_SEND = "PoseidonSend"
+# What sums gradients, or gives all ranks the rows of slices.
+_SUMS = (*poseidon_markers.OPS, poseidon_markers.SCATTER, "PoseidonAllGather")
+_MEANWHILE = ("computes", "")  # the second of `strategy.synchronize`
 _INPUTS = ("Placeholder", "_Arg", "Arg")
 _NO_TENSORS = (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT)
 
@@ -46,15 +49,15 @@ class AddTurns(passes.Pass):
 
     def call(self, training: passes.TrainingGraph) -> passes.TrainingGraph:
         assert training.rewritten is not None
-        return dataclasses.replace(training, rewritten=with_turns(training.rewritten))
+        return dataclasses.replace(training, rewritten=_Turns(training.graph, training.rewritten).written())
 
     def requires(self, training: passes.TrainingGraph) -> str:
         return "" if training.rewritten is not None else "the graph is not rewritten"
 
 
-def with_turns(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Returns a flat GraphDef whose rounds take turns; those that hand over gradients only in branches take none."""
-    return _Turns(graph_lib.Graph(graph_def)).written()
+def takes_turns(graph_def: graph_pb2.GraphDef) -> bool:
+    """Whether a graph takes turns: others hand over their gradients in branches or loops alone."""
+    return any(node.op == END for node in graph_def.node)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,17 +76,13 @@ class _HandOver:
 
 
 class _Turns:
-    """Finds the rounds of a graph, and writes their turns."""
+    """Finds the rounds of a graph, and writes their turns into the rewritten one."""
 
-    def __init__(self, graph: graph_lib.Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: graph_lib.Graph, rewritten: graph_pb2.GraphDef) -> None:
+        self._graph, self._rewritten = graph, graph_lib.Graph(rewritten)
         self._inside = frames_lib.inside(graph.graph_def)
-        self._places = {node.name: place for place, node in enumerate(graph.ordered)}
-        self._hand_overs = [hand_over for node in graph.ordered if node.name not in self._inside
-                            and (hand_over := self._hand_over(node)) is not None]
-        ends = {name for hand_over in self._hand_overs for name in hand_over.awaiting} & {
-            node.name for node in graph.ordered if node.op == _RECV}
-        self._sums = ends | {hand_over.node.name for hand_over in self._hand_overs if hand_over.node.op != _SEND}
+        self._sums = {node.name for node in graph.ordered if node.op in _SUMS and node.name not in self._inside
+                      and graph_lib.meanwhile(node) in _MEANWHILE}
         self._rounds: dict[str, int] = {}
         for node in graph.ordered:
             before = max((self._rounds.get(name, 0) for name in map(graph_lib.node_of, node.input)), default=0)
@@ -91,33 +90,35 @@ class _Turns:
         self._computed = self._of_batches()
 
     def written(self) -> graph_pb2.GraphDef:
-        by_round = collections.defaultdict[int, list[_HandOver]](list)
-        for hand_over in self._hand_overs:
-            name = hand_over.node.name
-            by_round[self._rounds[name] - (name in self._sums)].append(hand_over)
+        """Returns the rewritten GraphDef with turns."""
+        by_round = collections.defaultdict[int, list[node_def_pb2.NodeDef]](list)
+        for node in self._graph.ordered:
+            if node.name in self._sums:
+                by_round[self._rounds[node.name] - 1].append(node)
         nodes: list[node_def_pb2.NodeDef] = []
         waits = collections.defaultdict[str, list[str]](list)  # by node: the nodes for which it is to wait
         before: set[str] = set()  # what belongs to former rounds
-        for number, hand_overs in sorted(by_round.items()):
-            needed = self._needed(hand_overs) & self._computed - before
+        for number, sums in sorted(by_round.items()):
+            needed = self._needed(sums) & self._computed - before
             before |= needed
+            hand_overs = [hand_over for node in sums if (hand_over := self._hand_over(node)) is not None]
             if first := self._first(needed, number):
                 nodes += self._turn(number, first, hand_overs, waits)
-        if not nodes:
-            return self._graph.graph_def
-        kept = [_waiting(node, waits[node.name]) if node.name in waits else node for node in self._graph.graph_def.node]
-        return graph_lib.with_nodes(self._graph.graph_def, kept + nodes)
+        graph_def = self._rewritten.graph_def
+        kept = [_waiting(node, waits[node.name]) if node.name in waits else node for node in graph_def.node]
+        return graph_lib.with_nodes(graph_def, kept + nodes)
 
     # ---- rounds -------------------------------------------------------------------------------
 
     def _hand_over(self, node: node_def_pb2.NodeDef) -> _HandOver | None:
-        """Returns the hand-over of a gradient, if a node exchanges one while the step computes on."""
-        if node.op not in (_SEND, *_SUMS) or graph_lib.meanwhile(node) not in ("", "computes"):
+        """Returns where a gradient is handed over; None if what is handed over for another one is enough."""
+        after = self._rewritten.nodes.get(f"{node.name}/send", self._rewritten.nodes[node.name])
+        if after.op not in (_SEND, *_SUMS):
             return None
-        readers = [reader.name for reader in self._graph.consumers(node.name) if reader.name not in self._inside]
-        handed = [node.name] if node.op == _SEND else [
+        handed = [after.name] if after.op == _SEND else [
             name for name in map(graph_lib.node_of, self._graph.inputs(node)) if name not in self._inside]
-        return _HandOver(node, tuple(handed), tuple(readers))
+        awaiting = [reader.name for reader in self._rewritten.consumers(after.name) if reader.name not in self._inside]
+        return _HandOver(after, tuple(handed), tuple(awaiting))
 
     def _of_batches(self) -> set[str]:
         """Returns the names of the nodes that compute on a batch or random numbers, without waiting for a sum."""
@@ -129,9 +130,9 @@ class _Turns:
                 found.add(node.name)
         return found - {node.name for node in self._graph.ordered if _is_input(node)}
 
-    def _needed(self, hand_overs: Iterable[_HandOver]) -> set[str]:
-        """Returns the names of the nodes that some gradients are computed from, back to sums of others."""
-        queue, needed = [tensor for each in hand_overs for tensor in self._graph.inputs(each.node)], set[str]()
+    def _needed(self, sums: Iterable[node_def_pb2.NodeDef]) -> set[str]:
+        """Returns the names of the nodes that some summands are computed from, back to sums of others."""
+        queue, needed = [tensor for node in sums for tensor in self._graph.inputs(node)], set[str]()
         while queue:
             name = graph_lib.node_of(queue.pop())
             if name in needed or name in self._sums:
@@ -148,10 +149,11 @@ class _Turns:
 
     # ---- writing ------------------------------------------------------------------------------
 
-    def _turn(self, number: int, first: Iterable[node_def_pb2.NodeDef], hand_overs: Iterable[_HandOver],
+    def _turn(self, number: int, first: Iterable[node_def_pb2.NodeDef], hand_overs: Sequence[_HandOver],
               waits: dict[str, list[str]]) -> list[node_def_pb2.NodeDef]:
-        """Returns the nodes of the turn of a round; notes in `waits` what waits for them."""
-        last = max(hand_overs, key=lambda hand_over: self._places[hand_over.node.name])
+        """Returns the nodes of the turn of a round, whose hand-overs are in the order of the graph; notes what waits.
+        """
+        last = hand_overs[-1]
         writer = graph_lib.Writer(f"poseidon_turn_{number}", devices.host_of(last.node.device))
         begins: dict[tuple[str, ...], str] = {}  # by what they wait for
         for node in first:
