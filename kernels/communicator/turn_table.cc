@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -16,6 +17,8 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
@@ -49,20 +52,58 @@ struct flock LockOf(off_t byte, int16_t type) {
   return lock;
 }
 
+// Locks are those of the open file, not of the process, which would lose them when it closes the file for any other
+// reason, as after Describe.
 bool TryLock(int file, off_t byte) {
   struct flock lock = LockOf(byte, F_WRLCK);
-  return fcntl(file, F_SETLK, &lock) == 0;
+  return fcntl(file, F_OFD_SETLK, &lock) == 0;
 }
 
 void Unlock(int file, off_t byte) {
   struct flock lock = LockOf(byte, F_UNLCK);
-  fcntl(file, F_SETLK, &lock);
+  fcntl(file, F_OFD_SETLK, &lock);
 }
 
+// Whether another open file has the lock.
 bool IsLocked(int file, off_t byte) {
   struct flock lock = LockOf(byte, F_WRLCK);
-  return fcntl(file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  return fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
+
+// The open files of tables, which processes that this one forks must not keep: they would keep its locks.
+class OpenFiles {
+ public:
+  static OpenFiles& Instance() {
+    static auto* const files = new OpenFiles;
+    return *files;
+  }
+
+  int Open(const std::string& path, int flags) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const int file = open(path.c_str(), flags | O_CLOEXEC, 0600);
+    if (file >= 0) files_.insert(file);
+    return file;
+  }
+
+  void Close(int file) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    files_.erase(file);
+    close(file);
+  }
+
+ private:
+  OpenFiles() {
+    pthread_atfork([] { Instance().mutex_.lock(); }, [] { Instance().mutex_.unlock(); },
+                   [] {
+                     for (int file : Instance().files_) close(file);
+                     Instance().files_.clear();
+                     Instance().mutex_.unlock();
+                   });
+  }
+
+  std::mutex mutex_;
+  std::set<int> files_;
+};
 
 // Holds a lock, if it can be had within some seconds: who has it needs it for microseconds, unless it was stopped.
 class Locked {
@@ -130,7 +171,7 @@ TurnTable::TurnTable(const std::string& path, const std::string& name, const std
                      const TurnTaker& taker)
     : job_(taker.job) {
   static_assert(std::atomic<uint64_t>::is_always_lock_free, "processes share it");
-  file_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  file_ = OpenFiles::Instance().Open(path, O_RDWR | O_CREAT);
   if (file_ < 0) {
     throw std::runtime_error(Text("crossover='", name, "' needs the file ", path, ", which cannot be opened (",
                                   std::generic_category().message(errno), "); mount /dev/shm so that it can."));
@@ -139,7 +180,7 @@ TurnTable::TurnTable(const std::string& path, const std::string& name, const std
     Enter(path, name, accelerator, taker);
   } catch (...) {
     if (shared_) munmap(shared_, sizeof(Shared));
-    close(file_);
+    OpenFiles::Instance().Close(file_);
     throw;
   }
 }
@@ -212,7 +253,7 @@ TurnTable::~TurnTable() {
   shared_->slots[own_].job = 0;
   Wake();
   munmap(shared_, sizeof(Shared));
-  close(file_);  // and all locks are gone
+  OpenFiles::Instance().Close(file_);  // and all locks are gone
 }
 
 bool TurnTable::IsAlive(int slot) const { return IsLocked(file_, kFirstSlotLock + slot); }
@@ -281,7 +322,7 @@ void TurnTable::Wait(uint32_t seen, std::chrono::microseconds longest) {
 }
 
 std::string TurnTable::Describe(const std::string& path) {
-  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int file = OpenFiles::Instance().Open(path, O_RDWR);
   if (file < 0) return "";
   std::ostringstream out;
   struct stat status;
@@ -306,7 +347,7 @@ std::string TurnTable::Describe(const std::string& path) {
     out << "]}";
   }
   if (shared) munmap(memory, sizeof(Shared));
-  close(file);
+  OpenFiles::Instance().Close(file);
   return out.str();
 }
 

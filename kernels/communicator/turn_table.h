@@ -5,7 +5,8 @@
 // begins when those of other jobs with smaller numbers have been passed there. docs/synchrony.md has the argument why
 // no two jobs can wait for each other.
 //
-// A process that dies loses its lock in the table, by the kernel's doing, and is not waited for.
+// A process that dies loses its lock in the table, by the kernel's doing, and is not waited for. Processes that it has
+// forked have no part in it.
 
 #ifndef POSEIDON_COMMUNICATOR_TURN_TABLE_H_
 #define POSEIDON_COMMUNICATOR_TURN_TABLE_H_

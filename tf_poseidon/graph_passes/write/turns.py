@@ -116,7 +116,7 @@ class _Turns:
         if after.op not in (_SEND, *_SUMS):
             return None
         handed = [after.name] if after.op == _SEND else [
-            name for name in map(graph_lib.node_of, self._graph.inputs(node)) if name not in self._inside]
+            name for name in map(graph_lib.node_of, self._graph.inputs(node)[:-1]) if name not in self._inside]
         awaiting = [reader.name for reader in self._rewritten.consumers(after.name) if reader.name not in self._inside]
         return _HandOver(after, tuple(handed), tuple(awaiting))
 
