@@ -33,6 +33,7 @@ from tf_poseidon.graph_passes.find import poseidon_markers
 from tf_poseidon.graph_passes.find import training_step
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.write import turns
 from tf_poseidon.ops import library
 
 _log = logging.getLogger("tf_poseidon")
@@ -230,6 +231,9 @@ class GraphPass:
             _log.log(self._log_level,
                      "The training graph was rewritten: %s. Its plan shows the reasons.",
                      ", ".join(f"{n} gradients by {scheme}" for scheme, n in sorted(schemes.items())))
+            if session.takes_turns and outcome.graph_def is not None and not turns.takes_turns(outcome.graph_def):
+                _log.warning("A training step takes no turns with other jobs, since it hands over its gradients in a "
+                             "branch, as one does that accumulates them: it computes the same, while others do.")
             if (unmatched := planning.unmatched_pins(session.planner.pins, plan)) not in self._said:
                 self._said.add(unmatched)  # it may be for another model of the program
                 _log.warning("%s", unmatched)

@@ -20,7 +20,8 @@ using Clock = std::chrono::steady_clock;
 struct Event {
   // A literal: of what a step exchanges once "ps", "sfb", "hfb", "sparse", "gather", "broadcast", "scatter", "shards"
   // or "return"; of other exchanges "calls"; "rebuild"; a copy of a piece from a GPU "down", or "up" to it, or what
-  // happens between GPUs, "across"; "data" of a step that waits for its batch, which has no site.
+  // happens between GPUs, "across"; "data" of a step that waits for its batch, which has no site; "turn" of one that
+  // waits for its accelerator.
   const char* row;
   Clock::time_point begin, end;
   size_t bytes;      // of an exchange: this rank's tensor or factors; of a copy

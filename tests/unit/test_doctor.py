@@ -12,6 +12,7 @@ import pytest
 from tf_poseidon.commands import doctor
 from tf_poseidon.commands.doctor import Finding
 from tf_poseidon.commands.doctor import Kind
+from tf_poseidon.job.host import accelerator_turns
 from tf_poseidon.job.host import mpi_library
 
 
@@ -148,3 +149,16 @@ def test_versions_import_nothing():
     program = ("import sys; from tf_poseidon.commands import doctor; doctor.versions(); "
                "assert not {'tensorflow', 'keras', 'numpy'} & set(sys.modules)")
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("state, seconds, kind, says", [
+    ("idle", 500, Kind.FINE, "has none"), ("waiting", 70, Kind.FINE, "waits for 70.0 s"),
+    ("holding", 2.34, Kind.FINE, "has one for 2.3 s"), ("holding", 61, Kind.NOTE, "has one for 61.0 s")])
+def test_jobs_that_take_turns(state, seconds, kind, says, monkeypatch):
+    taker = {"job": 1, "pid": 12, "rank": 3, "program": "train.py", "state": state, "number": 5, "seconds": seconds}
+    table = {"name": "night", "accelerator": "GPU 1", "takers": [taker, {**taker, "pid": 13, "state": "idle", "number": 0}]}
+    monkeypatch.setattr(accelerator_turns, "tables", lambda: iter([table]))
+    finding, = doctor._turns()
+    assert (finding.subject, finding.kind) == ("turns 'night'", kind)
+    assert finding.value == (f"GPU 1: process 12 (train.py, rank 3) {says}, process 13 (train.py, rank 3) has had none")
+    assert ("if process 12 hangs" in finding.remedy) == (kind is Kind.NOTE)

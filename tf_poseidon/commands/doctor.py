@@ -8,6 +8,7 @@ Tests: tests/unit/test_doctor.py.
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent import futures
 import dataclasses
@@ -21,6 +22,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 from packaging import requirements
 
@@ -41,6 +43,7 @@ _LAUNCHERS = {"Intel MPI": ("Intel",), "Open MPI": ("Open MPI", "OpenRTE", "PRRT
 _ANSWER_S = 60.0  # longest time for another program to answer
 _FEW_FILES = 1024
 _SHARED_BYTES = 6 << 20  # what MPI takes for a rank
+_LONG_TURN_S = 60.0
 _STARTER_FAILED = 255  # of ssh
 
 
@@ -99,7 +102,7 @@ def examine(hosts: Sequence[str] = (), mpiexec: str = "") -> Diagnosis:
     checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
         ("Python", _python), ("TensorFlow", _tensorflow), ("Keras", _keras), ("op library", _op_library),
         ("MPI", _mpi), ("launcher", lambda: _launcher(mpiexec)), ("GPUs", _gpus), ("network", _network),
-        ("limits", _limits), ("hosts", lambda: _hosts(hosts, mpiexec))]
+        ("limits", _limits), ("turns", _turns), ("hosts", lambda: _hosts(hosts, mpiexec))]
     return Diagnosis([finding for subject, check in checks for finding in _findings(subject, check)])
 
 
@@ -298,6 +301,25 @@ def _limits() -> Iterator[Finding]:
                   "('/dev/shm/mpich_shm_*'), or docker run --shm-size=1g")
 
 
+def _turns() -> Iterator[Finding]:
+    from tf_poseidon.job.host import accelerator_turns  # it loads the op library
+    for table in accelerator_turns.tables():
+        late = [taker for taker in table["takers"] if taker["state"] == "holding" and taker["seconds"] > _LONG_TURN_S]
+        yield _unless(
+            not late, f"turns '{table['name']}'", f"{table['accelerator']}: " + ", ".join(
+                f"process {taker['pid']} ({taker['program']}, rank {taker['rank']}) {_doing(taker)}"
+                for taker in table["takers"]), Kind.NOTE,
+            f"a step rarely takes so long: if process {late[0]['pid']} hangs, end it; others do not wait for it after a "
+            "tenth of their timeout_s" if late else "")
+
+
+def _doing(taker: Mapping[str, Any]) -> str:
+    """Returns what a process does that takes turns."""
+    if taker["state"] == "idle":
+        return "has none" if taker["number"] else "has had none"
+    return f"{'waits' if taker['state'] == 'waiting' else 'has one'} for {taker['seconds']:.1f} s"
+
+
 def _hosts(hosts: Sequence[str], mpiexec: str) -> Iterator[Finding]:
     if not hosts:
         return
@@ -337,7 +359,8 @@ def _versions_on(host: str, launcher: str) -> dict[str, str] | _NoAnswer:
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         said = done.stderr.strip() or f"ended with status {done.returncode}"
-        return _NoAnswer(said.splitlines()[-1], done.returncode == _STARTER_FAILED)
+        return _NoAnswer(said.splitlines()[-1], done.returncode == _LONG_TURN_S = 60.0
+_STARTER_FAILED)
     return json.loads(lines[-1])
 
 

@@ -183,7 +183,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
         super().__init__(extended.Extended(self, job, training))
         global _latest
         if job is not None and _latest is None:
-            runtime.announce(training.described(job.graph_pass.session.planner.cluster))
+            shared = "" if crossover is None else f"; takes turns with other jobs, by the name '{crossover}'"
+            runtime.announce(training.described(job.graph_pass.session.planner.cluster) + shared)
         _latest = self
 
     @property

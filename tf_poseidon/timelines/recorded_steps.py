@@ -30,7 +30,8 @@ from tf_poseidon.planning import exchange
 # The rows of a step's exchanges, those of a GPU's copies and sums, and all rows.
 EXCHANGES = (*dict.fromkeys(scheme.row for scheme in planning.SCHEMES.values()), *exchange.KINDS)
 COPIES = ("down", "up", "across")
-ROWS = ("data", *EXCHANGES, "calls", *COPIES, "rebuild")
+TURN = "turn"
+ROWS = ("data", TURN, *EXCHANGES, "calls", *COPIES, "rebuild")
 WAIT_FOR_DATA = "wait for data"
 KINDS = (WAIT_FOR_DATA, "forward", "backward", "wait", "rebuild")
 
@@ -43,7 +44,7 @@ class Event(typing.NamedTuple):
             "shards" or "return" for another exchange of a step, from when its tensor was ready; "calls" for other
             exchanges; "down" or "up" for the copy of a piece from a GPU's memory or to it, "across" for copies and sums
             between GPUs; "rebuild" for rebuilding a gradient from the factors of other ranks; "data" for a wait for a
-            batch.
+            batch, "turn" for one for the accelerator, which other jobs share.
         site: Name of the site; "" of data.
         begin: When it began.
         end: When it ended.

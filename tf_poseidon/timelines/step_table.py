@@ -65,6 +65,7 @@ class StepSummary:
         latest_data: The rank that waits longest for its batches; None if others wait about as long.
         data_longer: How much longer that waits in a step than the median rank.
         calls: Seconds of other exchanges in a step, None if there were none.
+        turns: Seconds in which a step waits for its turn on the accelerator, None if other jobs do not share it.
         copies: {row of copies: (its seconds in a step, its bytes)}; empty where tensors are in the host's memory.
         is_overlapping: Whether steps overlap.
     """
@@ -76,6 +77,7 @@ class StepSummary:
     latest_data: int | None
     data_longer: float
     calls: float | None
+    turns: float | None
     copies: dict[str, tuple[float, float]]
     is_overlapping: bool
 
@@ -124,7 +126,7 @@ def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | No
         rows.append(Row(site, columns["row"], columns.get("compute"), columns.get("hidden"), columns.get("hidden next"),
                         columns.get("exposed"), columns.get("rebuild"), slowest, later,
                         None if cost is None else cost.seconds, measured))
-    calls = [e for e in ranks[rank].events if e.row == "calls"]
+    calls, turns = ([e for e in ranks[rank].events if e.row == row] for row in ("calls", steps_lib.TURN))
 
     def of_a_step(events: Sequence[steps_lib.Event], value: Callable[[steps_lib.Event], float]) -> float:
         begins = [event.begin for event in events]  # in their order; of copies there are very many
@@ -140,7 +142,7 @@ def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | No
     number, seconds = longest([parts(each)[steps_lib.WAIT_FOR_DATA] if each.steps else 0.0 for each in ranks])
     return StepSummary(rows, total, parts(ranks[rank]), any(e.row == "data" for e in ranks[rank].events),
                        number if seconds > _NOTICEABLE * total.measured else None, seconds,
-                       of_a_step(calls, _seconds) if calls else None,
+                       *(of_a_step(events, _seconds) if events else None for events in (calls, turns)),
                        {row: (of_a_step(copies, _seconds), of_a_step(copies, lambda e: e.num_bytes))
                         for row, copies in copied.items()},
                        any(step.follower is not None for step in steps))
@@ -184,6 +186,8 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
             *((row.site, row.kind, *cells(row)) for row in step_summary.rows)]
     if step_summary.calls is not None:
         rows.append(("other exchanges", "calls", "", *empty, *[""] * 3, _ms(step_summary.calls)))
+    if step_summary.turns is not None:
+        rows.append(("turns of other jobs", steps_lib.TURN, "", *empty, *[""] * 3, _ms(step_summary.turns)))
     rows.append(("total", "", *cells(step_summary.total)))
     lines = tables.aligned(rows, left=(0, 1))
     total = step_summary.total

@@ -56,7 +56,7 @@ class AddTurns(passes.Pass):
 
 
 def takes_turns(graph_def: graph_pb2.GraphDef) -> bool:
-    """Whether a graph takes turns: others hand over their gradients in branches or loops alone."""
+    """Whether a graph takes turns; one that hands over its gradients in branches or loops alone takes none."""
     return any(node.op == END for node in graph_def.node)
 
 
