@@ -74,6 +74,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("training/test_training.py::test_*cover*", "unit"),
     ("training/test_training.py::test_full_table*", "unit"),
     ("training/test_clocks.py::test_replayed_versions*DSSP*", "nightly"),
+    ("training/test_clocks.py::test_later_steps*[[]SSP(0)]", "nightly"),
     ("training/test_clocks.py::test_no_staleness*", "test"),
     ("training/test_distribution.py::test_program_computes*-fit-*", "rest"),
     ("training/test_distribution.py::test_program_computes*", "test"),

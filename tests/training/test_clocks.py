@@ -63,3 +63,8 @@ def test_replayed_versions_have_the_same_bits(synchrony, upper, tmp_path):
 
 def test_what_has_no_version_is_refused(tmp_path):
     launch.run_ok(["refused_clocks.py"], 2, timeout_s=120)
+
+
+@pytest.mark.parametrize("synchrony", ["SSP(0)", "SSP(3)"])
+def test_later_steps_go_on_after_an_update_that_fails(synchrony):
+    launch.run_ok(["failing_updates.py", synchrony], 3, timeout_s=120)

@@ -4,10 +4,12 @@ import dataclasses
 import random
 import time
 
+import numpy as np
 import pytest
 
 from evaluation.simulation import stale_schedule
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.job import worker_clocks
 from tf_poseidon.staleness import bounds
 from tf_poseidon.staleness.bounds import DSSP
@@ -112,7 +114,11 @@ def test_dynamic_bound_waits_less_than_the_lower_one():
 
 def test_waiting_for_versions_is_counted():
     """Of updates that take 50 ms: the second step waits for the first, and the end for the second."""
-    clocks, values = worker_clocks.Clocks(SSP(0)), iter("abc")
+    class Initial:
+        def present(self):
+            return ["initial"]
+
+    clocks, values, owner = worker_clocks.Clocks(SSP(0)), iter("abc"), Initial()
 
     def update():
         time.sleep(0.05)
@@ -120,11 +126,69 @@ def test_waiting_for_versions_is_counted():
 
     read = []
     for _ in range(2):
-        clocks.step("owner", lambda: ["initial"], lambda given: [read.extend(given), update][1])
+        clocks.step(owner, lambda given: [read.extend(given), update][1])
     (versions,), (waited,) = clocks.log().versions, clocks.log().waiting_seconds
     assert versions == (0, 1) and read == ["initial", "a"] and 0.04 < waited < 10
     clocks.finish()
     assert waited + 0.04 < clocks.waiting_seconds < 20
+
+
+class Communicator:
+    """Of rank 0 of two, of which the other one's newest version and number of steps are given."""
+
+    failure = None
+
+    def __init__(self, *other):
+        self.other = other
+
+    def gather(self, name, row):
+        return np.array([*row, self.other])
+
+
+class Weights:
+    def __init__(self):
+        self.values = ["0"]
+
+    def present(self):
+        return self.values
+
+    def restore(self, values, communicator):
+        self.values = values
+
+
+def failed_clocks():
+    """Returns clocks of which the second update has failed, and the steps that were computed, of `Weights`."""
+    def update(number):
+        if number == 2:
+            raise ValueError("no update")
+        return [str(number)]
+
+    clocks, owner, computed = worker_clocks.Clocks(SSP(0)), Weights(), []
+    for number in (1, 2):
+        clocks.step(owner, lambda given, number=number: [computed.extend(given), lambda: update(number)][1])
+    with pytest.raises(ValueError, match="no update"):
+        clocks.finish()
+    return clocks, owner, computed
+
+
+@pytest.mark.parametrize("steps_of_other", [2, 4])
+def test_after_an_update_that_fails_all_have_sent_as_much_and_go_on_from_the_newest_version(steps_of_other):
+    clocks, owner, computed = failed_clocks()
+    clocks.recover(Communicator(1, steps_of_other))
+    assert computed == ["0", "1", *["1"] * (steps_of_other - 2)]
+    assert clocks.log().versions == ((0,),) and owner.values == ["1"]
+    clocks.step(owner, lambda given: lambda: [f"{given[0]} and more"])
+    clocks.finish()
+    assert clocks.log().versions == ((0, 1),)
+
+
+def test_ranks_whose_updates_fail_at_different_versions_are_refused():
+    clocks, owner, computed = failed_clocks()
+    clocks.recover(Communicator(2, 3))
+    assert computed == ["0", "1", "1"]  # what others wait for
+    for use in (clocks.finish, lambda: clocks.step(Weights(), None)):
+        with pytest.raises(GraphError, match="version 2 has failed on rank 0, but that of version 3 on rank 1"):
+            use()
 
 
 @pytest.mark.parametrize("make, message", [

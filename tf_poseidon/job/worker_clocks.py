@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -23,6 +24,16 @@ from tf_poseidon.staleness.gate import VersionGate
 from tf_poseidon.staleness.version_log import VersionLog
 
 Values = Sequence[Any]  # of the weights, as tensors
+
+
+class Owner(Protocol):
+    """What has the steps of a worker, and the weights that they read."""
+
+    def present(self) -> Values:
+        """Returns the present values of the weights, where the server has no step to apply."""
+
+    def restore(self, values: Values, communicator: Communicator) -> None:
+        """Gives the weights values, and all ranks rank 0's values of all else that steps use; all call this."""
 
 
 class Clocks:
@@ -44,7 +55,8 @@ class Clocks:
         self._gate = None if synchrony is None else VersionGate(synchrony)
         self._read = array.array("q")  # version by clock, of millions of steps
         self._waited_s = self._finishing_s = 0.0
-        self._owner: object = None
+        self._owner: Owner | None = None
+        self._compute: Callable[[Values], Callable[[], Values]] | None = None  # the last step
         self._versions: dict[int, Values] = {}
         self._newest = 0
         self._error: BaseException | None = None
@@ -57,6 +69,11 @@ class Clocks:
         """How long the worker has waited for versions, and for the server to apply all of its steps."""
         return self._waited_s + self._finishing_s
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an update has failed, after which there are no versions before `recover`."""
+        return self._error is not None
+
     def check_bsp(self, what: str) -> None:
         """Refuses what knows no versions of the weights, where workers are to read stale ones."""
         if self.synchrony is not None:
@@ -67,13 +84,11 @@ class Clocks:
         """Returns the versions that this rank has read."""
         return VersionLog(str(self.synchrony), (tuple(self._read),), (self._waited_s,))
 
-    def step(self, owner: object, read: Callable[[], Values],
-             compute: Callable[[Values], Callable[[], Values]]) -> None:
+    def step(self, owner: Owner, compute: Callable[[Values], Callable[[], Values]]) -> None:
         """Makes a step of the worker, on the version that it may read.
 
         Args:
             owner: Whose step it is; before one of another owner, the server applies all steps.
-            read: Returns the present values of the weights, where the server has no step to apply.
             compute: Computes a step, given values of the weights; returns what applies it, with the gradients of all
                 ranks, and returns the values of the weights after it. The server calls that.
 
@@ -83,7 +98,7 @@ class Clocks:
         assert self._gate is not None
         if owner is not self._owner:
             self.finish()
-            self._owner, self._versions = owner, {self._newest: read()}
+            self._owner, self._versions = owner, {self._newest: owner.present()}
         if self._server is None:
             self._server = threading.Thread(target=self._serve, name="tf_poseidon server", daemon=True)
             self._server.start()
@@ -94,6 +109,7 @@ class Clocks:
             values = self._versions[version]
         self._waited_s += time.monotonic() - begin
         update = compute(values)
+        self._compute = compute
         self._read.append(version)
         with self._changed:
             self._gate.note_push(time.monotonic())
@@ -107,7 +123,35 @@ class Clocks:
         with self._changed:
             self._wait_for(len(self._read))
         self._finishing_s += time.monotonic() - begin
-        self._owner, self._versions = None, {}
+        self._owner, self._compute, self._versions = None, None, {}
+
+    def recover(self, communicator: Communicator) -> None:
+        """Lets the worker go on from the newest version, if an update has failed; on all ranks, which call this.
+
+        Workers have run ahead of it, some farther than others, and exchanges of a site are matched by their numbers:
+        who has sent less computes the last step again, until all have sent as often. None of these steps is applied or
+        has a clock.
+        """
+        if self._error is None or communicator.failure is not None:
+            return
+        assert self._owner is not None and self._compute is not None and self.synchrony is not None
+        of_ranks = communicator.gather("clocks/failed", np.array([[self._newest, len(self._read)]], np.int64))
+        newest, sent = of_ranks[:, 0], of_ranks[:, 1]
+        values = self._versions[self._newest]
+        for _ in range(max(sent) - len(self._read)):
+            self._compute(values)
+        if (others := np.flatnonzero(newest != newest[0])).size:
+            self._error = GraphError(
+                f"The update of version {newest[0] + 1} has failed on rank 0, but that of version "
+                f"{newest[others[0]] + 1} on rank {others[0]}, expected the same, so ranks have different weights; "
+                "start the program again from a checkpoint.")
+            return
+        self._owner.restore(values, communicator)
+        del self._read[self._newest:]
+        self._gate = VersionGate(self.synchrony)
+        self._updates = queue.SimpleQueue()  # whose thread has ended
+        self._server = self._owner = self._compute = self._error = None
+        self._versions = {}
 
     def _oldest(self, clock: int) -> int:
         """Returns the oldest version that the worker may read at a clock."""

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import shortened
 from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.job import agreement
 from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.job_variables import sharing
 from tf_poseidon.job.joined_job import Job
 from tf_poseidon.one_process import calls
 from tf_poseidon.one_process import context
@@ -111,7 +111,7 @@ def trace(function: Callable[..., Any], call: calls.Call, job: Job, options: Tra
         masters = master_weights.among(variables)
         sharded_variables.check_assigned(sharded)
         sharded_variables.hold_wanted(sharded, job.communicator)
-        _share([variable for variable in variables if not job.held.holds(variable) and (
+        sharing.share([variable for variable in variables if not job.held.holds(variable) and (
             not any(variable is other for other in sharded) or variable.is_whole)], job.communicator, name)
         partition_options = PartitionOptions(
             job.size, call.rows() if rows is None else rows, options.trains, job.wire_dtype, job.strict,
@@ -278,17 +278,3 @@ def traced(function: Callable[..., Any], call: calls.Call,
 
     body.__name__ = call.name
     return tf.function(body, autograph=False).get_concrete_function(*call.specs())
-
-
-def _share(variables: Iterable[tf.Variable], communicator: Communicator, name: str) -> None:
-    """Gives all ranks rank 0's values of the variables that a function uses, where they differ."""
-    variables = [variable for variable in variables if variable.dtype not in (tf.resource, tf.variant, tf.string)]
-    digests, site = ops.digests(variables).numpy(), f"distribute/{name}"
-    differs = digests != communicator.broadcast(f"{site}/digests", digests)
-    differs = communicator.sum(f"{site}/differs", differs.astype(np.int64))
-    waits = [(variable, communicator.submit(f"{site}/variables/{i}", np.asarray(variable.numpy()), root=0))
-             for i, variable in enumerate(variables) if differs[i]]
-    for variable, wait in waits:
-        value = wait()
-        if communicator.rank != 0:
-            variable.assign(value)

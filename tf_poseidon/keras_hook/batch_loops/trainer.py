@@ -101,6 +101,9 @@ def _noting_errors(strategy: tf.distribute.Strategy, method: str) -> Iterator[No
         job = strategy.extended.job
         held = job.held.note_error()
         job.errors.note(error, f"{method}, {held} variables hold summands")
+        if job.clocks.has_failed:
+            job.errors.settle()  # all ranks have the error, or the job ends
+            job.clocks.recover(job.communicator)
         raise
 
 

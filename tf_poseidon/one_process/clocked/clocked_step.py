@@ -19,6 +19,8 @@ from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import worker_and_server
+from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.job_variables import sharing
 from tf_poseidon.job.worker_clocks import Clocks
 from tf_poseidon.one_process import rank_graphs
 from tf_poseidon.one_process.graphs.flat_graphs import full_name
@@ -63,6 +65,9 @@ class ClockedStep:
                         "not those of one process.")
         self._versioned = [variables[name] for name in divided.versioned]
         self._copies = [(variables[name], _copy_of(variables[name])) for name in divided.copied]
+        self._name = interface.name
+        self._shared = [variables[name] for name in sorted(variables)  # in the same order on all ranks
+                        if not any(variables[name] is other for other in held)]
         self._is_workers = divided.outputs
         self._given = len(divided.tickets) + len(divided.carried)
         arguments = [(graph_lib.node_of(name), dtype, shape) for dtype, shape, name in interface.arguments]
@@ -94,14 +99,23 @@ class ClockedStep:
 
             return update
 
-        self._clocks.step(self, self._present, compute)
+        self._clocks.step(self, compute)
         return outputs
 
-    def _present(self) -> list[tf.Tensor]:
+    def present(self) -> list[tf.Tensor]:
         """Returns the values of the weights, and gives the worker's copies those of their variables."""
         for variable, copy in self._copies:
             tf.raw_ops.AssignVariableOp(resource=copy.handle, value=_value(variable))
         return [_value(variable) for variable in self._versioned]
+
+    def restore(self, values: Sequence[tf.Tensor], communicator: Communicator) -> None:
+        """Gives the weights values, and all ranks rank 0's values of the step's other variables.
+
+        An update that fails may have changed some of its variables, on some ranks.
+        """
+        for variable, value in zip(self._versioned, values, strict=True):
+            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+        sharing.share(self._shared, communicator, self._name)
 
 
 class StepOutputs(Sequence[tf.Tensor]):
