@@ -170,6 +170,22 @@ def test_losses_of_several_outputs(outputs, loss):
     assert sites == {variable.path for variable in model.trainable_variables}  # losses are added up when logs are read
 
 
+def test_plans_of_stale_weights_are_dense_and_say_so():
+    plan = poseidon.explain(compiled(), 8, 4, synchrony=poseidon.SSP(3), steps_per_execution=4)
+    assert {decision.scheme for decision in plan.decisions} == {"ps"} and plan.steps == 1
+    assert str(plan).endswith("Workers may run ahead of the weights that they read, by SSP(3); the results are not "
+                              "those of one process.")
+    assert "sfb" in {decision.scheme for decision in poseidon.explain(compiled(), 8, 4).decisions}
+
+
+def normalized():
+    """Returns a model in which ranks need each other before there are gradients."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.BatchNormalization(synchronized=True),
+                              keras.layers.Dense(4)])
+    model.compile("sgd", "mse")
+    return model
+
+
 def test_one_worker_sends_nothing():
     plan = poseidon.explain(compiled(), 8, 1)
     assert plan.total_bytes == 0 and plan.step_seconds == plan.compute_seconds
@@ -205,6 +221,15 @@ def explain(**options):
     (lambda: explain(policy="best"), "policy='best', expected one of"),
     (lambda: explain(shard_update="never"), "shard_update='never', expected True, False or 'auto'"),
     (lambda: explain(pins={"*": "fast"}), "The pin of"),
+    (lambda: explain(synchrony="ssp"), "synchrony='ssp', expected 'bsp', poseidon.SSP"),
+    *((lambda options=options: explain(synchrony=poseidon.SSP(2), **options),
+       rf"{next(iter(options))}=.* is not possible with synchrony=SSP\(2\)") for options in (
+           {"policy": "sfb"}, {"pins": {"*": "ps"}}, {"wire_dtype": "bfloat16"}, {"merge": True},
+           {"global_batch_norm": True}, {"shard_update": "auto"})),
+    (lambda: poseidon.explain(normalized(), 8, 4, synchrony=poseidon.DSSP(1, 2)),
+     "Workers are to read stale weights, but .*batch_normalization"),
+    (lambda: poseidon.explain(compiled(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())), 8, 4,
+                              synchrony=poseidon.SSP(2)), r"synchrony=SSP\(2\), but '.*' scales losses"),
     (lambda: poseidon.explain(explain_models.Subclassed(), 8, 4), "give explain a batch: data="),
     (lambda: poseidon.explain(keras.Sequential([keras.Input((8,)), keras.layers.Flatten()]), 8, 4),
      "no trainable variables"),
@@ -357,6 +382,8 @@ def test_explain_command_writes_a_page_a_plan_and_predictions(tmp_path):
     plan.save_html(tmp_path / "again")  # a plan's file does not tell how steps overlap
     assert (tmp_path / "html").read_text() == (tmp_path / "again").read_text().replace(
         f"{plan.cluster.routes}<", f"{plan.cluster.routes} Steps overlap.<")
+    stale = command("explain", tmp_path / "model.keras", "--batch_size", 8, "--workers", 4, "--synchrony", "dssp:1,4")
+    assert stale.returncode == 0 and "read, by DSSP(1, 4); the results are not those of one process." in stale.stdout
     mistaken = command("explain", tmp_path / "model.keras", "--batch_size", 8, "--workers", 4, "--pin", "narow/*=ps")
     assert mistaken.returncode == 3
     assert "The pin of 'narow/*' matches no variable of this step; the nearest is 'narrow/" in mistaken.stderr
@@ -372,6 +399,10 @@ def test_explain_command_writes_a_page_a_plan_and_predictions(tmp_path):
      "argument --pin: 'x', expected PATTERN=SCHEME"),
     (2, ["verify", "in", "out", "--steps", 0], "argument --steps: 0, expected at least 1"),
     (2, ["expain"], "invalid choice: 'expain'"),
+    (2, ["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8, "--synchrony", "ssp:"],
+     "argument --synchrony: 'ssp:', expected bsp, ssp:STALENESS or dssp:LOWER,UPPER, such as ssp:3"),
+    (2, ["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8, "--synchrony", "dssp:3,2"],
+     "argument --synchrony: DSSP(3, 2) has upper=2, expected a whole number from 3 to 64"),
     (2, [], "rewrite   Rewrites a saved training step"),
     (3, ["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8],
      "There is no file '/no/model.keras'"),

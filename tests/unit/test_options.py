@@ -158,7 +158,8 @@ def test_who_takes_options_takes_all_of_them():
     assert parameters(poseidon.PoseidonStrategy) == names(options.JobOptions, options.TrainingOptions)
     assert parameters(poseidon.load_ops) == names(options.JobOptions)
     assert parameters(poseidon.explain) == names(options.PlanOptions) | {
-        "model", "batch_size", "data", "global_batch_norm", "steps_per_execution", "shard_update"}
+        "model", "batch_size", "data", "global_batch_norm", "steps_per_execution", "shard_update",
+        "synchrony"}
     documented = set(re.findall("`([a-z_]+)`", rewriting.rewrite_saved_model.__doc__.partition("**options:")[2]))
     assert names(rewriting.SavedGraphOptions) <= documented
     given = arguments.parser().parse_args(["explain", "model.keras", "--batch_size=1", "--workers=2"])

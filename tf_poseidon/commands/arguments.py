@@ -11,8 +11,10 @@ from tf_poseidon import planning
 from tf_poseidon.commands import graph_commands
 from tf_poseidon.commands import job_commands
 from tf_poseidon.commands import status
+from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import shown
 from tf_poseidon.job import engines
+from tf_poseidon.staleness import bounds
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,6 +44,9 @@ def parser() -> argparse.ArgumentParser:
     explains.add_argument("--workers", type=_at_least(1), required=True, help="number of ranks")
     explains.add_argument("--shard_update", action="store_true", help="whether each rank updates a part of every "
                           "variable, and holds that part of the optimizer's")
+    explains.add_argument("--synchrony", type=_synchrony, default=bounds.BSP, metavar="BOUNDS",
+                          help="how stale the weights may be that ranks read: ssp:STALENESS or dssp:LOWER,UPPER "
+                          "(%(default)s: not at all)")
     explains.add_argument("--steps_per_execution", type=_at_least(1), default=1,
                           help="same as in compile: how many steps may overlap (%(default)s)")
     explains.add_argument("--plan", help="file for the plan, which PoseidonStrategy and rewrite can follow")
@@ -153,6 +158,20 @@ def _pin(text: str) -> tuple[str, str]:
         raise argparse.ArgumentTypeError(f"'{text}', expected PATTERN=SCHEME, such as '*/embeddings=ps', with a scheme "
                                          f"of {', '.join(schemes)}")
     return pattern, scheme
+
+
+def _synchrony(text: str) -> str | bounds.Synchrony:
+    kind, _, numbers = text.partition(":")
+    kinds = {"ssp": (bounds.SSP, 1), "dssp": (bounds.DSSP, 2)}
+    given = [int(number) for number in numbers.split(",") if number.isdecimal() and number.isascii()]
+    if text == bounds.BSP:
+        return bounds.BSP
+    if kind not in kinds or numbers.count(",") + 1 != len(given) or len(given) != kinds[kind][1]:
+        raise argparse.ArgumentTypeError(f"'{text}', expected bsp, ssp:STALENESS or dssp:LOWER,UPPER, such as ssp:3")
+    try:
+        return kinds[kind][0](*given)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
 
 
 def _marks(text: str) -> list[tuple[str, str | int]]:

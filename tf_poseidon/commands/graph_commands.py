@@ -46,7 +46,8 @@ def explain(given: argparse.Namespace) -> Status:
         model = explaining.load(given.model)
         show("tracing and planning a training step")
         plan = explaining.explain(model, given.batch_size, steps_per_execution=given.steps_per_execution,
-                                  shard_update=given.shard_update, **_plan_options(given))
+                                  shard_update=given.shard_update, synchrony=given.synchrony,
+                                  **_plan_options(given))
     if unmatched := planning.unmatched_pins(given.pin, plan):
         raise ConfigurationError(unmatched)
     with command_files.printing(plan):

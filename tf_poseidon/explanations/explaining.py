@@ -29,7 +29,9 @@ from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import session
+from tf_poseidon.job import worker_clocks
 from tf_poseidon.keras_hook import hooks
+from tf_poseidon.keras_hook.batch_loops import stale_steps
 from tf_poseidon.keras_hook.coordination import coordinated_callbacks as callbacks_lib
 from tf_poseidon.keras_hook.keras_objects import batch_normalization
 from tf_poseidon.keras_hook.keras_objects import optimizers as optimizers_lib
@@ -39,7 +41,9 @@ from tf_poseidon.one_process import context
 from tf_poseidon.one_process import partitioning
 from tf_poseidon.one_process import rank_graphs
 from tf_poseidon.one_process import tracing
+from tf_poseidon.one_process.clocked import clocked_step
 from tf_poseidon.one_process.partition_options import PartitionOptions
+from tf_poseidon.staleness import bounds
 
 # Prefix of the names of a step's nodes under `fit`: Keras' two functions call it, and it calls them.
 _CALLS = 2 * "StatefulPartitionedCall/" + f"{rank_graphs.NODES}/"
@@ -51,7 +55,8 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
             accelerators: bool = False, ranks_per_node: int = 1, pins: Mapping[str, str] | None = None,
             wire_dtype: str | None = None, merge: bool = False, global_batch_norm: bool = False,
             steps_per_execution: int = 1, gpus_per_node: int = 1, gpu_link_gbps: float = 0.0,
-            dedicated_servers: int = 0, shard_update: bool | str = False) -> planning.Plan:
+            dedicated_servers: int = 0, shard_update: bool | str = False,
+            synchrony: str | bounds.Synchrony = bounds.BSP) -> planning.Plan:
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs. Nothing is
@@ -88,6 +93,8 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         gpu_link_gbps: The rate of these links in 10^9 bits per second, same as in `Cluster`.
         dedicated_servers: How many ranks only serve, in addition to the workers, same as in `Cluster`.
         shard_update: Same as in `PoseidonStrategy`, where "auto" goes by time alone.
+        synchrony: Same as in `PoseidonStrategy`. What it does not go with is refused as there. The plan's times are
+            those of steps for which ranks wait.
 
     Returns:
         A `Plan`. Its `total_bytes` are those that a node, worker and server, sends plus receives in a
@@ -103,10 +110,17 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
                                ("steps_per_execution", steps_per_execution, "one step")):
         if not isinstance(value, numbers.Integral) or value < 1:
             raise ConfigurationError(f"{name}={value!r}, expected a whole number, at least {least}.")
+    pins = dict(pins or {})
+    clocks = worker_clocks.Clocks(bounds.of(synchrony))
+    if clocks.synchrony is not None:
+        policy = options_lib.TrainingOptions(
+            policy, pins=tuple(pins.items()), wire_dtype=wire_dtype, merge=merge, global_batch_norm=global_batch_norm,
+            shard_update=shard_update, synchrony=clocks.synchrony).policy
+        stale_steps.check(model, clocks.synchrony)
     planner = options_lib.PlanOptions(
         workers=workers, servers=servers, bandwidth_gbps=bandwidth_gbps, latency_us=latency_us, gflops=gflops,
         accelerators=accelerators, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node,
-        gpu_link_gbps=gpu_link_gbps, dedicated_servers=dedicated_servers, policy=policy, pins=dict(pins or {}),
+        gpu_link_gbps=gpu_link_gbps, dedicated_servers=dedicated_servers, policy=policy, pins=pins,
         merge=merge, wire_dtype=wire_dtype).planner()
     options_lib.TrainingOptions(shard_update=shard_update)  # checks it
     _check_can_be_planned(model)
@@ -149,11 +163,16 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         graphs = rank_graphs.RankGraphs(partition)
         graph_pass = grappler.GraphPass(rewriting)
         of_step = graph_pass.expect(partition.number, partition.facts, partition.has_sites)
-        steps = graphs.unrolled_steps(steps_per_execution) if steps_per_execution > 1 else 1
-        with graph_pass.registered():
-            _optimize(graphs.marked("") if steps == 1 else graphs.unrolled(steps))
-        if steps_per_execution > 1:
-            of_step.overlap = str(graphs.order)
+        if clocks.synchrony is not None:  # single steps, in two parts
+            clocked = clocked_step.ClockedStep(partition, clocks, rewriting)
+            of_step.note(clocked.plan)
+            of_step.overlap = clocked.overlap
+        else:
+            steps = graphs.unrolled_steps(steps_per_execution) if steps_per_execution > 1 else 1
+            with graph_pass.registered():
+                _optimize(graphs.marked("") if steps == 1 else graphs.unrolled(steps))
+            if steps_per_execution > 1:
+                of_step.overlap = str(graphs.order)
     plan = of_step.plan
     if plan.refusal:
         raise GraphError(f"The training step of '{model.name}' cannot be planned: {plan.refusal}")

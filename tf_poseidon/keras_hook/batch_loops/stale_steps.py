@@ -17,6 +17,7 @@ from tf_poseidon.keras_hook.batch_loops import reading
 from tf_poseidon.keras_hook.coordination import coordinated_callbacks as callbacks_lib
 from tf_poseidon.keras_hook.keras_objects import optimizers
 from tf_poseidon.one_process import stepping
+from tf_poseidon.staleness.bounds import Synchrony
 
 
 def execute(steps: stepping.Steps, step: Any, model: keras.Model, batches: Any, loop: reading.Loop | None) -> Any:
@@ -37,14 +38,18 @@ def execute(steps: stepping.Steps, step: Any, model: keras.Model, batches: Any, 
         raise GraphError(f"synchrony={strategy.extended.job.clocks.synchrony}, but the steps of '{model.name}' run "
                          "eagerly, where there is no graph to divide between worker and server; use "
                          "compile(run_eagerly=False).")
-    scaled = [inner for optimizer in callbacks_lib.optimizers_of(model) for inner in optimizers.with_inner(optimizer)
-              if isinstance(inner, keras.optimizers.LossScaleOptimizer)]
-    if scaled:
-        raise GraphError(f"synchrony={strategy.extended.job.clocks.synchrony}, but '{scaled[0].name}' of "
-                         f"'{model.name}' scales losses by the newest factor, and workers read former ones; train in "
-                         "mixed_bfloat16, or with synchrony='bsp'.")
+    check(model, strategy.extended.job.clocks.synchrony)
     pending = steps.run_clocked(step, batches, model.steps_per_execution, strategy)
     if loop is not None:
         return reading.Logs(pending)
     strategy.extended.job.clocks.finish()
     return pending.read()
+
+
+def check(model: keras.Model, synchrony: Synchrony) -> None:
+    """Refuses a model whose training steps have no version of what they read; raises GraphError."""
+    scaled = [inner for optimizer in callbacks_lib.optimizers_of(model) for inner in optimizers.with_inner(optimizer)
+              if isinstance(inner, keras.optimizers.LossScaleOptimizer)]
+    if scaled:
+        raise GraphError(f"synchrony={synchrony}, but '{scaled[0].name}' of '{model.name}' scales losses by the newest "
+                         "factor, and workers read former ones; train in mixed_bfloat16, or with synchrony='bsp'.")
