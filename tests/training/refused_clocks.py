@@ -57,6 +57,12 @@ def main():
         else:
             raise AssertionError(f"'{words}' was not said")
     dense(strategy)  # and what has one is not
+    try:
+        strategy.timeline("trace.json")
+    except ConfigurationError as error:
+        assert "strategy.timeline('trace.json') shows what each step waits for, but with synchrony=SSP(2)" in str(error)
+    else:
+        raise AssertionError("a timeline of stale weights was not refused")
     for options in ({"policy": "sfb"}, {"pins": {"*": "ps"}}, {"wire_dtype": "bfloat16"}, {"verify": 2},
                     {"rows": "balanced"}, {"shard_update": True}, {"merge": True}):
         try:

@@ -3,9 +3,13 @@
 import json
 import shutil
 
+import explain_models
 import launch
+import measure_clocks
 import numpy as np
 import pytest
+
+import tf_poseidon as poseidon
 
 PROGRAMS = "plain-sgd", "rnn-momentum", "plain-adam", "executions-ema", "callback-muon"
 
@@ -68,3 +72,27 @@ def test_what_has_no_version_is_refused(tmp_path):
 @pytest.mark.parametrize("synchrony", ["SSP(0)", "SSP(3)"])
 def test_later_steps_go_on_after_an_update_that_fails(synchrony):
     launch.run_ok(["failing_updates.py", synchrony], 3, timeout_s=120)
+
+
+def test_counted_bytes_and_the_explained_plan_are_those_of_the_plan(tmp_path):
+    launch.run_ok(["measure_clocks.py", tmp_path, measure_clocks.SYNCHRONY], explain_models.RANKS, timeout_s=120)
+    plan, cluster = poseidon.Plan.load(tmp_path / "plan"), explain_models.CLUSTER
+    counts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(explain_models.RANKS)]
+    assert len(plan.decisions) > 5
+    for decision in plan.decisions:
+        sites = [of_rank[decision.site] for of_rank in counts[:cluster.servers]]  # which send most
+        counted = [site["sent_bytes"] + site["received_bytes"] for site in sites]
+        assert np.mean(counted) == decision.num_bytes * measure_clocks.STEPS
+    explained = poseidon.explain(
+        explain_models.compiled("sequential"), explain_models.BATCH, cluster.workers, cluster.bandwidth_gbps,
+        servers=cluster.servers, latency_us=cluster.latency_us, gflops=cluster.gflops,
+        synchrony=eval(f"poseidon.{measure_clocks.SYNCHRONY}"))
+    assert explained.diff(plan) == "" and explained.digest == plan.digest
+    assert explained.operations == plan.operations > 0
+
+
+@pytest.mark.parametrize("of_rank_1", ["bsp", "SSP(3)"])
+def test_ranks_with_other_bounds_are_refused(of_rank_1, tmp_path):
+    outcome = launch.run(["measure_clocks.py", tmp_path, of_rank_1], explain_models.RANKS, timeout_s=60)
+    assert outcome.status != 0
+    assert f"Ranks differ in synchrony: {of_rank_1} on rank 1, and SSP(2) on rank 0. Start the same" in outcome.output

@@ -348,8 +348,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             A context manager that yields a `timelines.recording.Timeline`.
 
         Raises:
-            PoseidonError: If the job has one process, gradients travel by Horovod, the file cannot be
-                written, plotly is missing for it, or another timeline is being recorded.
+            PoseidonError: If the job has one process, gradients travel by Horovod, weights may be stale, the file
+                cannot be written, plotly is missing for it, or another timeline is being recorded.
         """
         if self.extended.job is None:
             raise ConfigurationError(f"strategy.timeline('{path}') records what ranks exchange, but this process "
@@ -357,15 +357,20 @@ class PoseidonStrategy(tf.distribute.Strategy):
         if runtime.engine().writer.has_to_agree:
             raise ConfigurationError(f"strategy.timeline('{path}') cannot see gradients that travel by Horovod's "
                                      "ops; use mpiexec and engine='mpi', or Horovod's own HOROVOD_TIMELINE=FILE.")
+        if (synchrony := self.extended.job.clocks.synchrony) is not None:
+            raise ConfigurationError(f"strategy.timeline('{path}') shows what each step waits for, but with "
+                                     f"synchrony={synchrony} steps wait for versions of the weights, and not for their "
+                                     "exchanges; print strategy.version_log(), or record with synchrony='bsp'.")
         return recording.record(self.extended.job.communicator, path, lambda: self.plan)
 
 
 def _job(communicator: Communicator, training: options.TrainingOptions, takes_turns: bool) -> Job:
     """Has ranks agree, and TensorFlow rewrite functions; returns the `Job`."""
-    agreement.agree_on_options(communicator, **{
-        field.name: getattr(training, field.name) for field in dataclasses.fields(training)
+    synchrony = bounds.BSP if training.synchrony is None else str(training.synchrony)
+    agreement.agree_on_options(communicator, synchrony=synchrony, **{  # first, as the policy follows from it
+        field.name: getattr(training, field.name) for field in dataclasses.fields(training) if field.name != "synchrony"
     } | {"plan": training.plan and training.plan.digest, "cluster": repr(training.cluster),
-         "synchrony": str(training.synchrony), "versions": training.versions and training.versions.digest})
+         "versions": training.versions and training.versions.digest})
     training.check_links(communicator.most_on_a_node)
     cluster = training.cluster
     if cluster is None:
