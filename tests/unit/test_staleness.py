@@ -104,6 +104,26 @@ def test_jitter_is_absorbed_and_lasting_slowness_is_not(synchrony):
     assert seconds[SSP(0)][1] == seconds[synchrony][1] == 800
 
 
+@pytest.mark.parametrize("synchrony", [SSP(0), SSP(3), DSSP(1, 4)])
+def test_gradients_that_are_applied_on_arrival(synchrony):
+    """Weights are the steps that they contain: a rank's own are always in, and others' as far as its bound demands."""
+    rng, ranks, clocks = random.Random(7), range(4), range(50)
+    times = [[rng.choice([1.0, 2.0, 2.5, 4.0]) for _ in clocks] for _ in ranks]  # many events at one time
+    schedule = stale_schedule.simulate(times, 0, lambda: VersionGate(synchrony))
+    most = 0
+
+    def gradient(weights, rank, clock):
+        nonlocal most
+        made = [weights.count(other) for other in ranks]
+        assert made[rank] == clock
+        most = max(most, clock - min(made))
+        return rank
+
+    end = stale_schedule.on_arrival(schedule, (), gradient, lambda weights, rank: (*weights, rank))
+    assert [end.count(rank) for rank in ranks] == [len(clocks)] * len(ranks)
+    assert most == synchrony.upper and schedule.seconds == max(map(max, schedule.pushes))
+
+
 def test_dynamic_bound_waits_less_than_the_lower_one():
     rng = random.Random(3)
     times = [[1 + 3 * rng.random() for _ in range(200)] for _ in range(4)]
