@@ -2,9 +2,16 @@
 //
 // Tests: tests/scripts/test_benchmark.py.
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -93,6 +100,9 @@ operations_per_second: How fast it is; a product has 2 K M N.
 )doc");
 
 // The accelerator of this process: a queue of work, and the time at which it will be done with it.
+//
+// Processes that have the same name in TF_POSEIDON_ACCELERATOR share one, which does their work in the order in which
+// they ask for it, like a device that several processes use.
 class Accelerator {
  public:
   static Accelerator& Instance() {
@@ -106,21 +116,55 @@ class Accelerator {
   };
   using Done = std::function<void(const Span&)>;
 
+  // Returns why it cannot be used.
+  const absl::Status& status() const { return status_; }
+
   // Calls `done` when work that takes as long, and all that came before it, would be over.
   void Enqueue(double seconds, Done done) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto duration = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-    // What waits in the queue follows on at once, however late the thread wakes up. What needs the result
-    // of what came before is enqueued as late as that, as a real accelerator's host would be.
-    const auto begin = std::max(free_at_, Clock::now());
-    free_at_ = begin + duration;
-    queue_.emplace(Span{begin, free_at_}, std::move(done));
+    queue_.emplace(Reserve(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))),
+                   std::move(done));
     has_work_.notify_one();
   }
 
  private:
+  // In ticks of the clock, which is the same for all processes. What waits in the queue follows on at once, however
+  // late a thread wakes up. What needs the result of what came before is enqueued as late as that, as a real
+  // accelerator's host would be.
+  using FreeAt = std::atomic<Clock::rep>;
+  static_assert(FreeAt::is_always_lock_free, "several processes use it");
+
   Accelerator() {
+    if (const char* name = std::getenv("TF_POSEIDON_ACCELERATOR")) Share(name);
     std::thread([this] { Work(); }).detach();
+  }
+
+  void Share(std::string name) {
+    std::replace(name.begin(), name.end(), '/', '_');
+    const std::string path = absl::StrCat("/dev/shm/poseidon-accelerator-", geteuid(), "-", name);
+    const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    void* memory = MAP_FAILED;
+    if (file >= 0 && ftruncate(file, sizeof(FreeAt)) == 0) {  // zeros, if it is new
+      memory = mmap(nullptr, sizeof(FreeAt), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    }
+    if (memory == MAP_FAILED) {
+      status_ = absl::UnavailableError(absl::StrCat(
+          "TF_POSEIDON_ACCELERATOR=", name, ", but processes cannot share this emulated accelerator by the file '",
+          path, "' (", std::strerror(errno),
+          "), expected one that this user may write: delete it, or unset the variable."));
+    } else {
+      free_at_ = static_cast<FreeAt*>(memory);
+    }
+    if (file >= 0) close(file);
+  }
+
+  Span Reserve(Clock::duration duration) {
+    Clock::rep free_at = free_at_->load(), begin;
+    do {
+      begin = std::max(free_at, Clock::now().time_since_epoch().count());
+    } while (!free_at_->compare_exchange_weak(free_at, begin + duration.count()));
+    const Clock::time_point time{Clock::duration(begin)};
+    return {time, time + duration};
   }
 
   void Work() {
@@ -142,7 +186,9 @@ class Accelerator {
   std::mutex mutex_;
   std::condition_variable has_work_;
   std::queue<std::pair<Span, Done>> queue_;
-  Clock::time_point free_at_;
+  FreeAt own_free_at_{0};
+  FreeAt* free_at_ = &own_free_at_;
+  absl::Status status_;
 };
 
 // Memory for all outputs of a type: models are larger than the memory of the machine that emulates their cluster.
@@ -193,6 +239,7 @@ class KernelKernel : public AsyncOpKernel {
  public:
   explicit KernelKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
     std::vector<float> densities;
+    OP_REQUIRES_OK(context, Accelerator::Instance().status());
     OP_REQUIRES_OK(context, context->GetAttr("seconds", &seconds_));
     OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
     OP_REQUIRES_OK(context, context->GetAttr("densities", &densities));
@@ -226,6 +273,7 @@ class KernelKernel : public AsyncOpKernel {
 class ProductKernel : public AsyncOpKernel {
  public:
   explicit ProductKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, Accelerator::Instance().status());
     OP_REQUIRES_OK(context, context->GetAttr("operations_per_second", &operations_per_second_));
     site_ = SiteOf(context);  // only what is made of gathered factors has one
   }

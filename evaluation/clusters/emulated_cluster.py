@@ -23,7 +23,8 @@ The command is started by a launcher, which also gives the exit status:
 horovodrun takes several seconds to start a command, and its exit status is 1 for any failure.
 
 Processes on the hosts find the rate of the slowest link, in Gbit/s, in the environment variable
-TF_POSEIDON_EMULATED_GBPS.
+TF_POSEIDON_EMULATED_GBPS, and the name of their accelerator in TF_POSEIDON_ACCELERATOR: ranks of one
+job on a host have one each, which they share with those of other jobs (kernels/emulated_ops.cc).
 
 At its end, also after SIGINT, SIGTERM or SIGHUP, it removes everything that it made, and ends the
 processes left on the hosts. The next start removes what a cluster killed by SIGKILL has left.
@@ -50,11 +51,13 @@ from evaluation import output
 # `ip netns exec NAME` mounts the files in _NETNS/NAME over those in /etc.
 _DELAYED_LINK = pathlib.Path(__file__).with_name("delayed_link.py")
 _NAMES, _NETNS = pathlib.Path("/run/netns"), pathlib.Path("/etc/netns")
+_SHARED_MEMORY = pathlib.Path("/dev/shm")  # has files of each accelerator, with its name in theirs
 SWITCH_ADDRESS = "10.0.0.254"
 _FIRST_PORT = 2222  # of tf.distribute's workers; below the kernel's ephemeral ports
 
 # For horovodrun and mpiexec, which pass a host's name and a command line, as to ssh and rsh. It does not
-# `exec` the line's shell: horovodrun ends the children of what it has started.
+# `exec` the line's shell: horovodrun ends the children of what it has started. The accelerator has the name of
+# the host's namespace: other clusters have other ones.
 _SSH = """#!/bin/sh
 host=
 while :; do
@@ -63,7 +66,12 @@ while :; do
     *) [ -z "$host" ] || break; host="$1"; shift ;;
   esac
 done
-ip netns exec "%s$host" sh -c "$*"
+export TF_POSEIDON_ACCELERATOR="%s$host"
+ip netns exec "$TF_POSEIDON_ACCELERATOR" sh -c "$*"
+"""
+# Starts one of several ranks of a host.
+_LOCAL_RANK = """TF_POSEIDON_ACCELERATOR="$TF_POSEIDON_ACCELERATOR-${MPI_LOCALRANKID:-$HOROVOD_LOCAL_RANK}"
+exec "$@"
 """
 # Starts a worker of tf.distribute in a job of mpiexec, given its TF_CONFIG except the end.
 _WORKER = """TF_CONFIG="$1$PMI_RANK}}"; shift; export TF_CONFIG
@@ -157,12 +165,16 @@ def _remove(is_ours):
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+    for path in _SHARED_MEMORY.glob("*poseidon-*-host*"):
+        match = re.search(r"poseidon-(\d+)-host\d+", path.name)
+        if match and is_ours(int(match[1])):
+            path.unlink(missing_ok=True)
 
 
 class EmulatedCluster:
     """Hosts with shaped links, for the duration of a `with` statement.
 
-    SIGINT, SIGTERM and SIGHUP end the running job, and `run` or the end of the `with` statement
+    SIGINT, SIGTERM and SIGHUP end the running jobs, and `run` or the end of the `with` statement
     then raises SystemExit. They never interrupt setup or removal of the hosts.
 
     Attributes:
@@ -194,7 +206,7 @@ class EmulatedCluster:
         self._delay_us = delay_us
         self._loss_percent = loss_percent
         self._delayed_links = []  # processes
-        self._job = None
+        self._jobs = []
         self._signal = None
 
     def __enter__(self):
@@ -325,6 +337,13 @@ class EmulatedCluster:
             SystemExit: If a signal has ended the job, or had come before, or the launcher is missing.
             ValueError: If there is no such launcher.
         """
+        return self.run_together([command], ranks_per_host, launcher, **options)[0]
+
+    def run_together(self, commands, ranks_per_host=1, launcher="mpiexec", **options):
+        """Runs several commands at the same time, each on all hosts, and returns their exit statuses.
+
+        One that fails ends no other. Arguments and errors are those of `run`.
+        """
         self._exit_if_signalled()
         start = self._start(launcher, ranks_per_host)
         # Overrides the caller's: UCX would send through shared memory, past the links. Ranks of one host
@@ -336,22 +355,29 @@ class EmulatedCluster:
         if launcher == "command":
             environment |= {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": str(self._launch / "ssh"),
                             "HYDRA_IFACE": "eth0"}
-        self._job = subprocess.Popen(["ip", "netns", "exec", self._switch, *start, *command],
-                                     env=environment, start_new_session=True, **options)
-        if self._signal:  # it came when there was no job to end
-            self._end_job(signal.SIGTERM)
-        status = self._job.wait()
+        self._jobs = []
+        for command in commands:
+            self._jobs.append(subprocess.Popen(["ip", "netns", "exec", self._switch, *start, *command],
+                                               env=environment, start_new_session=True, **options))
+        if self._signal:  # it came when there were not all jobs to end
+            self._end_jobs(signal.SIGTERM)
+        statuses = [job.wait() for job in self._jobs]
         signal.alarm(0)
         for namespace in (self._switch, *self.namespaces):
             _end_processes(namespace)
         self._exit_if_signalled()
-        return status if status >= 0 else 128 - status
+        return [status if status >= 0 else 128 - status for status in statuses]
 
     def _start(self, launcher, ranks_per_host):
         """Returns the command that starts a command on all hosts, from the switch."""
-        ranks = ranks_per_host * len(self.names)
         if launcher == "command":
             return []
+        of_rank = ["sh", "-c", _LOCAL_RANK, "sh"] if ranks_per_host > 1 else []
+        return [*self._launcher(launcher, ranks_per_host), *of_rank]
+
+    def _launcher(self, launcher, ranks_per_host):
+        """Returns the launcher with its arguments."""
+        ranks = ranks_per_host * len(self.names)
         if launcher == "horovodrun":
             # It would mistake these hosts for the next cluster's, by its cache in the home directory.
             return [_program("horovodrun", "run scripts/install_horovod.sh"), "--gloo",
@@ -372,17 +398,17 @@ class EmulatedCluster:
         return [*start, "sh", "-c", _WORKER, "sh", config.removesuffix("null}}")]
 
     def _on_signal(self, number, _):
-        """Ends the running job; raises nothing, so that no clean-up remains half done."""
+        """Ends the running jobs; raises nothing, so that no clean-up remains half done."""
         if self._signal is None:
             self._signal = number
             signal.alarm(5)  # for a job that does not end
-            self._end_job(signal.SIGTERM)
+            self._end_jobs(signal.SIGTERM)
         else:
-            self._end_job(signal.SIGKILL)
+            self._end_jobs(signal.SIGKILL)
 
-    def _end_job(self, number):
-        if self._job:
-            self._job.send_signal(number)  # to the launcher, which tells the ranks
+    def _end_jobs(self, number):
+        for job in self._jobs:
+            job.send_signal(number)  # to the launcher, which tells the ranks
 
     def _exit_if_signalled(self):
         if self._signal:

@@ -3,7 +3,10 @@
 import importlib.util
 import json
 import math
+import os
 import pathlib
+import subprocess
+import sys
 import time
 
 import launch
@@ -72,6 +75,51 @@ def test_an_emulated_accelerator_does_one_thing_after_the_other():
     assert all(wall > 0.999 * expected for wall, _ in seconds)
     assert min(cpu for _, cpu in seconds) < 0.25 * expected
     assert {float(value) for value in values} == {1.0, 100.0}  # of biases, the sum of the rows
+
+
+# Asks for 40 pieces of work of 10 ms, one after the other, when all have come; prints the begin and end.
+PIECES, PIECE_S = 40, 0.01
+WORK = f"""
+import pathlib, sys, time
+import tensorflow as tf
+from tf_poseidon.ops import library
+work = lambda: library.load()[0].poseidon_emulated_kernel(after=[], T=[tf.float32], shapes=[()], seconds={PIECE_S})
+work()
+folder, number = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+(folder / sys.argv[3]).touch()
+while len(list(folder.iterdir())) < number:
+    time.sleep(0.001)
+begin = time.monotonic()
+for _ in range({PIECES}):
+    work()
+print(begin, time.monotonic())
+"""
+
+
+def test_processes_share_an_accelerator_of_a_name(tmp_path):
+    """Of two with one name each takes as long as both; one with another name takes its own time."""
+    names = [f"{os.getpid()}/{name}" for name in ("one", "one", "other")]
+    processes = [subprocess.Popen([sys.executable, "-c", WORK, tmp_path, str(len(names)), str(number)],
+                                  stdout=subprocess.PIPE, text=True, env=os.environ | {"TF_POSEIDON_ACCELERATOR": name})
+                 for number, name in enumerate(names)]
+    spans = [list(map(float, process.communicate(timeout=60)[0].split())) for process in processes]
+    for path in pathlib.Path("/dev/shm").glob(f"poseidon-accelerator-{os.geteuid()}-{os.getpid()}_o*"):
+        path.unlink()
+    together = max(end for _, end in spans[:2]) - min(begin for begin, _ in spans[:2])
+    alone = spans[2][1] - spans[2][0]
+    assert [together, alone] == pytest.approx([2 * PIECES * PIECE_S, PIECES * PIECE_S], rel=0.3)
+    assert together > 0.999 * 2 * PIECES * PIECE_S
+
+
+def test_an_accelerator_that_cannot_be_shared_is_refused(tmp_path):
+    name = f"{os.getpid()}-refused"
+    path = pathlib.Path(f"/dev/shm/poseidon-accelerator-{os.geteuid()}-{name}")
+    path.symlink_to(tmp_path / "elsewhere")
+    done = subprocess.run([sys.executable, "-c", WORK], text=True, capture_output=True, timeout=60,
+                          env=os.environ | {"TF_POSEIDON_ACCELERATOR": name})
+    path.unlink()
+    assert done.returncode == 1
+    assert f"TF_POSEIDON_ACCELERATOR={name}, but processes cannot share this emulated accelerator" in done.stderr
 
 
 def run(tmp_path, *flags, launcher="mpiexec", fresh=False):

@@ -220,6 +220,32 @@ def test_signal_leaves_nothing(able, number):
     assert not running(ranks)
 
 
+# Waits until as many ranks as both commands have run at the same time, and has a status of its own.
+TOGETHER = """
+import os, pathlib, sys, time
+folder, number, status = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+name = os.environ["TF_POSEIDON_ACCELERATOR"]
+(folder / f"{status} {os.environ['PMI_RANK']} {name.partition('-host')[2]}").touch()
+pathlib.Path("/dev/shm", f"test-{name}").touch()
+while len(list(folder.iterdir())) < number:
+    time.sleep(0.01)
+sys.exit(status)
+"""
+
+
+def test_commands_that_run_together_have_the_same_accelerators(able, tmp_path):
+    with emulated_cluster.EmulatedCluster(2, 1) as cluster:
+        statuses = cluster.run_together(
+            [[sys.executable, "-c", TOGETHER, tmp_path, "8", str(status)] for status in (0, 3)], ranks_per_host=2)
+        of_accelerators = list(pathlib.Path("/dev/shm").glob(f"test-{cluster.namespaces[0]}*"))
+        alone = cluster.run([sys.executable, "-c", TOGETHER, tmp_path, "10", "5"])
+    assert (statuses, alone) == ([0, 3], 5)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"{status} {rank} {rank // 2}-{rank % 2}" for status in (0, 3) for rank in range(4)] + [
+        "5 0 0", "5 1 1"]
+    assert len(of_accelerators) == 2 and not any(path.exists() for path in of_accelerators)
+
+
 def test_next_one_removes_what_a_killed_one_left(able):
     killed = start("--", sys.executable, "-c",
                    "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)")
