@@ -49,7 +49,6 @@ from evaluation.workloads import profiles
 from evaluation.workloads import zoo
 import tf_poseidon as poseidon
 from tf_poseidon import ops
-from tf_poseidon import options
 from tf_poseidon.job import engines
 from tf_poseidon.job import runtime
 
@@ -163,9 +162,7 @@ def main(_):
     start = {"mwms": peers.start_tensorflow, "horovod": peers.start_horovod}
     libraries = {peer: start[peer](MPI.COMM_WORLD) for peer in start
                  if _is_mpi() and any(name.partition("+")[0] == peer for name in names)}
-    kv_pair_bytes = options.JobOptions(kv_pair_bytes=_KV_PAIR_BYTES.value,
-                                       dedicated_servers=_DEDICATED.value).kv_pair_bytes
-    kv_pair_bytes = max(4096, int(kv_pair_bytes / _SHRINK.value) // 8 * 8)
+    kv_pair_bytes = emulation.kv_pair_bytes(_SHRINK.value, _KV_PAIR_BYTES.value, _DEDICATED.value)
     strategy = poseidon.PoseidonStrategy("ps", timeout_s=600, kv_pair_bytes=kv_pair_bytes,
                                          ranks_per_node=_RANKS_PER_NODE.value,
                                          dedicated_servers=_DEDICATED.value)

@@ -217,7 +217,7 @@ class EmulatedReplica:
                                  f"{expected_products} as the plan has; the others were not summed.")
 
 
-def make(names, make_replica, cluster, strategy, libraries):
+def make(names, make_replica, cluster, strategy, libraries, **of_session):
     """Returns the `System`s by name; each has run one step.
 
     Args:
@@ -228,17 +228,18 @@ def make(names, make_replica, cluster, strategy, libraries):
         cluster: The `planning.Cluster`.
         strategy: The `PoseidonStrategy`.
         libraries: Horovod and TensorFlow's strategy, by the names in `PEERS`.
+        **of_session: More options of ours, for `session.RewriteSession`.
     """
     # All models first: setting a seed makes TensorFlow optimize all functions again.
     replicas = {}
     for name in names:
         with strategy.scope() if name.partition("+")[0] in POLICIES else contextlib.nullcontext():
             replicas[name] = make_replica(re.sub(r"\W", "_", name))
-    return {name: _make(name, replica, cluster, strategy, libraries)
+    return {name: _make(name, replica, cluster, strategy, libraries, **of_session)
             for name, replica in replicas.items()}
 
 
-def _make(name, replica, cluster, strategy, libraries):
+def _make(name, replica, cluster, strategy, libraries, **of_session):
     kind, _, suffix = name.partition("+")
     if kind == SINGLE:
         return _started(System(name, tf.function(lambda: replica.apply(replica.gradients())), replica))
@@ -248,7 +249,7 @@ def _make(name, replica, cluster, strategy, libraries):
         if suffix == "wide":
             writer = type("Wide", (writer,), {"sums_narrow": False})
         passes = replica.graph_pass(cluster, *POLICIES[kind], suffix == "merge", writer=writer,
-                                    comparison=comparison)
+                                    comparison=comparison, **of_session)
         if suffix == "zeros":
             passes.rewrite = _with_zeros(passes.rewrite)
         if suffix == "columns":

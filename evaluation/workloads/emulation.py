@@ -18,6 +18,7 @@ import tensorflow as tf
 from evaluation.workloads import zoo
 from tf_poseidon import grappler
 from tf_poseidon import ops
+from tf_poseidon import options
 from tf_poseidon import planning
 from tf_poseidon.graph_passes.find import exchanges as exchanges_lib
 from tf_poseidon.graph_passes.graph import indexed_graph
@@ -260,6 +261,18 @@ class EmulatingPass(grappler.GraphPass):
                     del node.attr[name]
                 node.attr["operations_per_second"].f = self.session.planner.model.operations_per_second
         return rewritten
+
+
+def kv_pair_bytes(shrink, given=None, dedicated_servers=0):
+    """Returns the size of KV pairs, shrunk as tensors are.
+
+    Args:
+        shrink: See above.
+        given: The size before, as of PoseidonStrategy; None: the default.
+        dedicated_servers: As of PoseidonStrategy; the default depends on it.
+    """
+    whole = options.JobOptions(kv_pair_bytes=given, dedicated_servers=dedicated_servers).kv_pair_bytes
+    return max(4096, int(whole / shrink) // 8 * 8)
 
 
 def _has_many_outputs(layer):
