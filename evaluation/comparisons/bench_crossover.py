@@ -8,7 +8,7 @@ they had when it trained alone. Without turns the kernels of the jobs queue up o
 
 The bound is what the busiest resource takes: jobs can be sum T / max(sum C, sum N) times as fast together as one after
 the other, where a step of a job takes T alone, C on the accelerator and N on the links (payload: 0.94 of their rate).
-All times are undilated. Measurements that the file already has are not repeated.
+All times are undilated. Measurements that the file already has are not repeated, unless --again.
 """
 
 import dataclasses
@@ -32,6 +32,7 @@ _JSON = output.json_flag("docs/results/crossover.json", "File for the results; e
 _MARKDOWN = output.markdown_flag()
 _CELLS = flags.DEFINE_list("cells", None, "Names of what to measure; by default, all.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Measurements of each job alone, and of all together.", lower_bound=1)
+_AGAIN = flags.DEFINE_bool("again", False, "Whether what the file has is measured again.")
 _WAYS = flags.DEFINE_list("ways", ["without", "with"], "Whether jobs take turns: without, with.")
 
 EFFICIENCY = 0.94  # of links, TCP's
@@ -41,8 +42,8 @@ _OVERLAP = {"overlaps": True}
 CELLS = {cell.name: cell for cell in (
     Cell("two VGG19", (_VGG19,) * 2, 1, dilation=1, shrink=16),
     Cell("two ResNet-50", (_RESNET50,) * 2, 2.5, dilation=4, shrink=4),
-    Cell("two VGG19, overlapping steps", (dataclasses.replace(_VGG19, **_OVERLAP),) * 2, 1, dilation=1, shrink=16),
-    Cell("two ResNet-50, overlapping steps", (dataclasses.replace(_RESNET50, steps=16, **_OVERLAP),) * 2, 2.5,
+    Cell("two overlapping VGG19", (dataclasses.replace(_VGG19, **_OVERLAP),) * 2, 1, dilation=1, shrink=16),
+    Cell("two overlapping ResNet-50", (dataclasses.replace(_RESNET50, steps=16, **_OVERLAP),) * 2, 2.5,
          dilation=4, shrink=4),
     Cell("VGG19 and ResNet-50", (dataclasses.replace(_VGG19, steps=12, profile="titan_x_tf"),
                                  dataclasses.replace(_RESNET50, steps=12)), 1, dilation=2, shrink=8),
@@ -147,7 +148,7 @@ def main(_):
             entry = next((entry for entry in results if entry["cell"] == fields), None)
             if entry is None:
                 results.append(entry := {"cell": fields})
-            if way not in entry:
+            if _AGAIN.value or way not in entry:
                 console.print(f"{name}, {way} turns")
                 entry[way] = measure(CELLS[name], way)
                 output.write_json(path, results)
