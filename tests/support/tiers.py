@@ -51,9 +51,9 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("unit/test_selftest.py::test_every_scheme_has_the_bits_of_one_process*", "nightly"),
     ("unit/test_selftest.py::test_faults_are_found*", "rest"),
     ("unit/test_selftest.py::test_ranks_of_its_own_or_of_mpiexec", "rest"),
-    ("unit/test_turn_model.py::test_no_schedule*[[]options[01]-*", "unit"),
-    ("unit/test_turn_model.py::test_schedules*", "unit"),
-    ("unit/test_turn_model.py::*", "rest"),
+    ("unit/test_turns_model.py::test_no_schedule*[[]options[01]-*", "unit"),
+    ("unit/test_turns_model.py::test_schedules*", "unit"),
+    ("unit/test_turns_model.py::*", "rest"),
     ("unit/*", "unit"),
 
     ("communicator/test_ops.py::test_values*-536870915]", "nightly"),
