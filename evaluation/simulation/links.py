@@ -17,14 +17,14 @@ def fair_rates(bundles, sizes, rates):
     """Returns the bytes per second of one connection of each bundle, max-min fair.
 
     Args:
-        bundles: (source, target) kinds; each stands for the connections from every node of the source kind to
-            every other node of the target kind.
+        bundles: (source, target, ...) kinds; each stands for the connections from every node of the source kind to
+            every other node of the target kind. Several jobs have connections of their own.
         sizes: How many nodes are of each kind.
         rates: Bytes per second of a node's link in each direction, by kind.
     """
     links = collections.defaultdict(list)  # (kind, direction) -> [(bundle, connections on one node's link)]
     for bundle in bundles:
-        source, target = bundle
+        source, target, *_ = bundle
         links[source, 0].append((bundle, sizes[target] - (source == target)))
         links[target, 1].append((bundle, sizes[source] - (source == target)))
     room = {link: rates[link[0]] for link in links}
@@ -37,7 +37,7 @@ def fair_rates(bundles, sizes, rates):
             if bundle in found:
                 continue
             found[bundle] = level
-            source, target = bundle
+            source, target, *_ = bundle
             for link, count in (((source, 0), sizes[target] - (source == target)),
                                 ((target, 1), sizes[source] - (source == target))):
                 room[link] -= level * count
@@ -121,14 +121,15 @@ class Network:
         self._bundles = collections.defaultdict(_Bundle)
         self._changed, self._busy, self._then, self._count = set(), {}, 0.0, itertools.count()
 
-    def send(self, source, target, num_bytes, width, order, done, piece=math.inf):
+    def send(self, source, target, num_bytes, width, order, done, piece=math.inf, job=0):
         """Sends a message over each of a share `width` of the connections from one kind to another.
 
         Calls `done` with its begin and end when it has arrived. Others overtake it after each piece of `piece` bytes.
+        Messages of another `job` have other connections.
         """
-        heapq.heappush(self._bundles[source, target].waiting,
+        heapq.heappush(self._bundles[source, target, job].waiting,
                        (order, next(self._count), _Message(num_bytes, width, done, piece)))
-        self._changed.add((source, target))
+        self._changed.add((source, target, job))
 
     def next_end(self, now):
         """Returns when the next message ends, or may leave."""

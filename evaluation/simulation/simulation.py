@@ -34,6 +34,10 @@ grows with the square of the kinds, not of the nodes. Where only some servers of
 others are assumed to have pairs of other sites: it delays what follows by its share of the connections. For models with
 many small tensors, steps are up to 1.6 % shorter so than node by node.
 
+Several jobs. Jobs that run on the same nodes have connections of their own, which share the links. Their work queues up
+at the devices as it comes, or they take turns there (turns.py): a turn begins with the first layer that a step
+computes, and ends with its last gradient. A job with barriers goes on behind one when it has all gradients.
+
 Left out: packets and their headers, loss and congestion, processor time of the network, reading data.
 
 H. Zhang et al., "Poseidon", USENIX ATC 2017 ("the paper"); S. Shi et al., "MG-WFBP", INFOCOM 2019;
@@ -49,6 +53,8 @@ import math
 
 from evaluation.simulation import links
 from evaluation.simulation import transfers as transfers_lib
+from evaluation.simulation import turns as turns_lib
+from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import step_time
 
 _ROOT = 0  # the kind of the first node, whose values broadcasts send
@@ -96,15 +102,39 @@ class Result:
         return tuple(map(sum, zip(self.sent, self.received, strict=True)))
 
 
+class _Nodes:
+    """What jobs on the same nodes share.
+
+    Attributes:
+        kinds: Lists of nodes that do the same at the same time.
+        rates: Of a node's link, by kind.
+        clock, network: As in links.py.
+        devices: By kind.
+        turns: The `turns.Turns`, None if jobs take none.
+    """
+
+    def __init__(self, machines, kinds, takes_turns=False):
+        self.kinds = kinds
+        self.rates = [machines.bytes_per_s(nodes[0]) for nodes in kinds]
+        self.clock, latency = links.Clock(), machines.latency_us / 1e6
+        self.network = links.Network(self.clock, list(map(len, kinds)), self.rates, latency)
+        self.devices = [links.Line(self.clock) for _ in kinds]
+        computing = [kind for kind, nodes in enumerate(kinds) if nodes[0] < machines.nodes]
+        self.turns = turns_lib.Turns(self.clock, computing, latency) if takes_turns else None
+
+    def run(self):
+        self.clock.run(self.network)
+
+
 class _Run:
-    """The steps of one simulation.
+    """The steps of one job.
 
     A gradient is (step, index of its transfer); a pair is (round, kind of its servers, how many of these).
     """
 
-    def __init__(self, work, machines, system, moves, is_each_by_itself):
+    def __init__(self, work, machines, system, moves, nodes, job=0, steps=None):
         self._work, self._machines, self._system, self._moves = work, machines, system, moves
-        self._kinds = _kinds(machines, system, moves, is_each_by_itself)
+        self._nodes, self._job, self._kinds = nodes, job, nodes.kinds
         kind_of = {node: kind for kind, nodes in enumerate(self._kinds) for node in nodes}
         self._all = range(len(self._kinds))
         self._computing = [kind for kind, nodes in enumerate(self._kinds) if nodes[0] < machines.nodes]
@@ -114,13 +144,10 @@ class _Run:
         self._pairs = [[(number, owner, count) for number, part in enumerate(move.rounds) for owner, count
                         in collections.Counter(kind_of[o] for o in part.owners).items()] for move in moves]
         self._parts = [[self._parts_of(i, kind) for kind in self._all] for i in range(len(moves))]
-        self._rates = [machines.bytes_per_s(nodes[0]) for nodes in self._kinds]
-        self._clock = links.Clock()
-        self._network = links.Network(self._clock, list(map(len, self._kinds)), self._rates,
-                                 machines.latency_us / 1e6)
-        self._device, self._up, self._down, self._adder = (
-            [links.Line(self._clock) for _ in self._all] for _ in range(4))
-        self._steps = system.steps or transfers_lib.STEADY
+        self._rates, self._clock, self._device = nodes.rates, nodes.clock, nodes.devices
+        self._up, self._down, self._adder = ([links.Line(self._clock) for _ in self._all] for _ in range(3))
+        self._between = system.steps or transfers_lib.STEADY  # two barriers
+        self._steps = steps or self._between
         self._program = self._make_program()
         self._missing = {}  # key -> how many are missing
         self._done = [set() for _ in self._all]
@@ -144,7 +171,7 @@ class _Run:
         """
         forward = self._work.forward_seconds
         actions = [(forward, "forward", (), ())]  # when, and as above
-        if self._steps > 1:
+        if self._between > 1:
             actions += [(self._work.seconds_at(message.needed), "forward", ((1, i),), ())
                         for i, message in enumerate(move.message for move in self._moves)
                         if message.needed is not None and not message.is_waited_for]
@@ -161,17 +188,23 @@ class _Run:
             then = time
         return parts
 
-    def run(self):
+    def start(self):
         for kind in self._computing:
             self._begin(kind, 0)
-        self._clock.run(self._network)
+
+    @property
+    def end(self):
+        """When all steps were done on all nodes."""
+        return self._ends[-1]
+
+    def result(self):
         sent, received = transfers_lib.node_bytes(self._moves, self._machines)
         owned = collections.Counter()
         for move in self._moves:
             owned.update({owner: move.owner_rebuild for part in move.rounds for owner in part.owners})
         events = [Event(self._kinds[kind][0], row, site, begin, end)
                   for (kind, row, site, _), (begin, end) in self._spans.items()]
-        step_seconds = self._ends[-1] / self._steps if self._system.steps else self._ends[-1] - self._ends[-2]
+        step_seconds = self.end / self._steps if self._system.steps else self._ends[-1] - self._ends[-2]
         return Result(step_seconds, self._work.seconds,
                       sum(m.rebuild for m in self._moves) + max(owned.values(), default=0.0),
                       tuple(sent), tuple(received),
@@ -192,14 +225,20 @@ class _Run:
             late = self._machines.late(self._kinds[kind][0])
             self._clock.at(self._clock.now + late, lambda: self._compute(kind, step, 0))
 
-    def _compute(self, kind, step, index):
+    def _compute(self, kind, step, index, has_turn=False):
         if index == len(self._program):
-            self._begin(kind, step + 1)
+            if has_turn:
+                self._nodes.turns.end(kind)
+            if (step + 1) % self._between:
+                self._begin(kind, step + 1)
             self._end_part(kind, step)
             return
         name, seconds, waits, emits = self._program[index]
         if any(step >= before and (step - before, i) not in self._done[kind] for before, i in waits):
-            self._blocked[kind] = step, index
+            self._blocked[kind] = step, index, has_turn
+            return
+        if seconds and self._nodes.turns and not has_turn:
+            self._nodes.turns.begin(self._job, kind, lambda: self._compute(kind, step, index, True))
             return
 
         def done(begin, end):
@@ -207,16 +246,18 @@ class _Run:
                 self._note(kind, "compute", name, step, "", begin, end)
             for i in emits:
                 self._up[kind].do(self._moves[i].up_seconds, lambda *_, i=i: self._start(kind, (step, i)))
-            self._compute(kind, step, index + 1)
+            self._compute(kind, step, index + 1, has_turn)
 
         self._device[kind].do(seconds, done)
 
     def _end_part(self, kind, step):
         """Handles the end of computing, or of one gradient."""
-        self._count(("step", kind, step), 1 + len(self._moves), self._end, step)
+        self._count(("step", kind, step), 1 + len(self._moves), self._end, kind, step)
 
-    def _end(self, step):
+    def _end(self, kind, step):
         self._ends[step] = self._clock.now  # of the last kind
+        after = step // self._between + 1
+        self._count(("barrier", kind, after), self._between, self._begin, kind, after * self._between)
 
     # ---- exchanging ----
 
@@ -254,7 +295,7 @@ class _Run:
 
         start = move.message_us * 1e-6 * min(self._rates[kind], self._rates[to])
         piece = step_time.PIECE_BYTES if self._system.order == "priority" else math.inf
-        self._network.send(kind, to, num_bytes + start, width, self._order(gradient), done, piece)
+        self._nodes.network.send(kind, to, num_bytes + start, width, self._order(gradient), done, piece, self._job)
 
     def _contributed(self, owner, gradient, pair):
         """Handles a kind's part on the servers: a server's own, or the contribution of the nodes of a kind."""
@@ -363,7 +404,7 @@ class _Run:
             self._spans[kind, row, site, phase] = min(first, begin), max(last, end)
 
 
-def _kinds(machines, system, moves, is_each_by_itself):
+def _kinds(machines, system, moves, is_each_by_itself=False):
     """Returns lists of nodes that do the same at the same time; servers that own whole tensors never do."""
     alone = {owner for move in moves if system.exchange == "whole" or move.owner_rebuild
              for part in move.rounds for owner in part.owners}
@@ -395,4 +436,40 @@ def simulate(work, machines, system, plan=None, is_each_by_itself=False):
     """
     plan = plan or transfers_lib.make_plan(work, machines, system)
     moves = transfers_lib.transfers(work, machines, system, plan)
-    return _Run(work, machines, system, moves, is_each_by_itself).run()
+    nodes = _Nodes(machines, _kinds(machines, system, moves, is_each_by_itself))
+    run = _Run(work, machines, system, moves, nodes)
+    run.start()
+    nodes.run()
+    return run.result()
+
+
+def simulate_together(jobs, machines, takes_turns):
+    """Simulates jobs that begin at the same time on the same nodes.
+
+    Args:
+        jobs: (`inputs.Work`, `inputs.System`, number of steps, a multiple of the system's) of each.
+        machines: The `inputs.Machines`.
+        takes_turns: Whether they take turns on the accelerators.
+
+    Returns:
+        When each is done, in seconds.
+
+    Raises:
+        PoseidonError: If a system follows no plan: a ring shares no links here. Or for other numbers of steps.
+    """
+    for _, system, steps in jobs:
+        if system.exchange != "plan":
+            raise PoseidonError(f"exchange='{system.exchange}', expected 'plan' for jobs on the same nodes: simulate "
+                                "others alone.")
+        if not system.steps or steps % system.steps:
+            raise PoseidonError(f"A job has {steps} steps, expected a multiple of {system.steps or 1}, those between "
+                                "two barriers: give as many to both.")
+    moves = [transfers_lib.transfers(work, machines, system, transfers_lib.make_plan(work, machines, system))
+             for work, system, _ in jobs]
+    nodes = _Nodes(machines, _kinds(machines, jobs[0][1], sum(moves, start=type(moves[0])())), takes_turns)
+    runs = [_Run(work, machines, system, own, nodes, number, steps)
+            for number, ((work, system, steps), own) in enumerate(zip(jobs, moves, strict=True))]
+    for run in runs:
+        run.start()
+    nodes.run()
+    return [run.end for run in runs]

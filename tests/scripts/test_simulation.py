@@ -455,6 +455,10 @@ def test_rebuilding_takes_the_device_from_backpropagation():
     (lambda: inputs.System(kv_pair_bytes=0), "kv_pair_bytes=0, expected 4096 to"),
     (lambda: work_of(seconds=0), "seconds=0, expected more than 0"),
     (lambda: run(work_of(planning.Site("odd", "float32", 4, None)), 2, "ring"), "The bytes of 'odd' are unknown"),
+    (lambda: simulation.simulate_together([(work_of(ONE), inputs.System("ring"), 1)], machines(4), False),
+     "exchange='ring', expected 'plan' for jobs on the same nodes"),
+    (lambda: simulation.simulate_together([(work_of(ONE), inputs.System(steps=8), 12)], machines(4), False),
+     "12 steps, expected a multiple of 8"),
     (lambda: simulation.simulate(work_of(ONE), machines(4), inputs.System(), planning.make_plan(
         [ONE], "ps", planning.Cluster(2))), "The plan is for 2 workers, 2 servers, expected 4 workers, 4 servers"),
 ])
@@ -645,3 +649,46 @@ def test_what_follows_an_exchange_leaves_after_it():
         work = dataclasses.replace(work_of(), exchanges=(first, dataclasses.replace(second, depth=depth)))
         times.append(run(work, 2, "poseidon", latency_us=50).step_seconds - work.seconds)
     assert times == pytest.approx([50e-6, 100e-6], abs=1e-7)
+
+
+# ---- jobs on the same nodes ---------------------------------------------------------------------------------
+
+
+def pieces(number, seconds=1.0):
+    """Work of many small layers, whose last gradient is ready at its end and has all the bytes."""
+    sites = [planning.Site(f"layer{i}", "float32", 4, (1,), operations=1e9 * i / number) for i in range(1, number)]
+    return inputs.Work((dataclasses.replace(ONE, operations=1e9), *reversed(sites)), 1e9, seconds, 1e-18)
+
+
+@pytest.mark.parametrize("gbps", [8 * DENSE / 1e9, (8 * DENSE / 1e9,) * 2 + (80.0,)])
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_jobs_that_take_turns_compute_while_others_exchange(jobs, gbps):
+    """A step computes for a second, and then exchanges for one, or 4 / 3 among three, of which one has a fast link."""
+    nodes = len(gbps) if isinstance(gbps, tuple) else 2
+    exchange = 1.0 if nodes == 2 else 4 / 3
+    system, steps = inputs.SYSTEMS["poseidon-ps"], 5
+    ends = {takes_turns: simulation.simulate_together([(pieces(100), system, steps)] * jobs, machines(nodes, gbps),
+                                                      takes_turns) for takes_turns in (False, True)}
+    alone = steps * (1 + exchange)
+    if jobs < 3:  # of three, one can be out of step with the others
+        assert max(ends[False]) == pytest.approx(jobs * alone, rel=0.02)
+    # As fast as the busier of accelerators and links; at the beginning or the end the other one has nothing to do.
+    expected = {1: alone, 2: max(2 * steps + exchange, 2 * steps * exchange + 1),
+                3: max(3 * steps + exchange, 3 * steps * exchange + 1)}[jobs]
+    assert max(ends[True]) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("system", ["poseidon", "poseidon-ps", "poseidon-sfb", "poseidon-hfb"])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_job_alone_takes_its_steps_one_after_the_other(system, steps):
+    system = dataclasses.replace(inputs.SYSTEMS[system], steps=steps)
+    for takes_turns in (False, True):
+        end, = simulation.simulate_together([(layered(), system, 3 * steps)], machines(4), takes_turns)
+        each = simulation.simulate(layered(), machines(4), system).step_seconds
+        assert end == pytest.approx(3 * steps * each, rel=1e-6)
+
+
+def test_a_number_costs_three_messages():
+    ends = [simulation.simulate_together([(pieces(2), inputs.SYSTEMS["poseidon-ps"], 1)], machines(2, latency_us=1000),
+                                         takes_turns)[0] for takes_turns in (False, True)]
+    assert ends[1] - ends[0] == pytest.approx(0.003, rel=1e-6)
