@@ -2,9 +2,10 @@
 
     sudo env "PATH=$PATH" python -m evaluation.comparisons.bench_crossover --json docs/results/crossover.json
 
-Jobs of about equal times alone begin together; in the same processes each also trains alone, so each round compares
-neighbours in time. Before anything is timed, and in each part of it, the sums that a job receives have the bits that
-they had when it trained alone. Without turns the kernels of the jobs queue up on an accelerator as they come.
+Jobs of about equal times alone begin together; in the same processes each also trains alone, while the others idle, so
+each round compares neighbours in time. Before anything is timed, and in each part of it, the sums that a job receives
+have the bits that they had when it trained alone. Without turns the kernels of the jobs queue up on an accelerator as
+they come.
 
 The bound is what the busiest resource takes: jobs can be sum T / max(sum C, sum N) times as fast together as one after
 the other, where a step of a job takes T alone, C on the accelerator and N on the links (payload: 0.94 of their rate).
@@ -75,10 +76,10 @@ class Gain:
 
 
 def gain(entry, way):
-    """Returns the `Gain` of an entry of the file in a way, "without" or "with" turns; T is always that without."""
+    """Returns the `Gain` of an entry of the file in a way, "without" or "with" turns."""
     cell, jobs = Cell.of(entry["cell"]), entry[way]
     steps = [job.steps for job in cell.jobs]
-    alone = [[t / cell.dilation for t in job["alone"]] for job in entry.get("without", jobs)]
+    alone = [[t / cell.dilation for t in job["alone"]] for job in jobs]
     compute = [job["compute_s"] / cell.dilation for job in jobs]
     wire = [8 * job["planned_bytes"] / 2 / (EFFICIENCY * cell.gbps * 1e9) for job in jobs]
     # Of all jobs the first begin and the last end.
@@ -87,26 +88,25 @@ def gain(entry, way):
     busiest = max(sum(n * t for n, t in zip(steps, times)) for times in (compute, wire))
     step = [statistics.median(times) / n for times, n in zip(alone, steps)]
     sequential = [sum(times) for times in zip(*alone, strict=True)]
-    if len(sequential) != len(together):  # ways with other --rounds
-        sequential = [statistics.median(sequential)] * len(together)
     return Gain(step, compute, wire, sequential, together, sum(n * t for n, t in zip(steps, step)) / busiest)
 
 
 def table(results):
     """Returns a header, and a row for each entry and way."""
-    header = ["jobs", "Gbit/s", "turns", "T, ms", "C, ms", "N, ms", "steps", "one after the other, s", "together, s",
-              "as fast", "bound", "of it"]
+    header = ["jobs", "Gbit/s", "turns", "T, ms", "C, ms", "N, ms", "steps", "T to that without",
+              "one after the other, s", "together, s", "as fast", "bound", "of it"]
     rows = []
     for entry in results:
         cell = Cell.of(entry["cell"])
         for way in ("without", "with"):
             if way in entry:
-                found = gain(entry, way)
+                found, without = gain(entry, way), gain(entry, "without") if "without" in entry else None
                 ratio = statistics.median(found.ratios)
                 rows.append([
                     cell.name, f"{cell.gbps:g}", way, *(" ".join(dict.fromkeys(f"{1e3 * t:,.0f}" for t in times))
                                                         for times in (found.step_s, found.compute_s, found.wire_s)),
                     " ".join(dict.fromkeys(str(job.steps) for job in cell.jobs)),
+                    f"{sum(found.step_s) / sum(without.step_s):.3f}" if without else "",
                     f"{statistics.median(found.sequential):.2f}", _spread(found.together, ".2f"),
                     _spread(found.ratios, ".3f"), f"{found.bound:.2f}", f"{ratio / found.bound:.3f}"])
     return header, rows

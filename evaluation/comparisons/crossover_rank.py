@@ -4,7 +4,6 @@ Jobs meet in a folder before each part of a round: in some parts one of them tra
 all train at the same time.
 """
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ from evaluation.workloads import emulation
 from evaluation.workloads import profiles
 from evaluation.workloads import zoo
 import tf_poseidon as poseidon
+from tf_poseidon import planning
 from tf_poseidon.job import runtime
 
 _CELL = flags.DEFINE_string("cell", None, "The `shared_jobs.Cell`, as JSON.", required=True)
@@ -94,9 +94,9 @@ def train(cell, job, meetings, strategy):
         raise SystemExit(f"steps={own.steps} of {own.model}, expected whole functions of {systems_lib.OVERLAPPING}.")
     model = emulation.EmulatedModel(own.model, zoo.MODELS[own.model].batch_size, profiles.PROFILES[own.profile],
                                     cell.dilation, cell.shrink)
-    # By the rates that links and accelerators have; measured ones would depend on what other jobs do.
-    cluster = dataclasses.replace(poseidon.calibrate(), bandwidth_gbps=cell.link_gbps, accelerators=True,
-                                  gflops=model.operations_per_second / 1e9)
+    # Not as measured, which would depend on what other jobs do.
+    cluster = planning.Cluster(cell.hosts, bandwidth_gbps=cell.link_gbps, latency_us=shared_jobs.LATENCY_US,
+                               gflops=model.operations_per_second / 1e9, accelerators=True)
     options = {"takes_turns": True} if _CROSSOVER.value else {}
     system, = systems_lib.make([own.system], lambda prefix: systems_lib.EmulatedReplica(prefix, model, cell.hosts),
                                cluster, strategy, {}, **options).values()
@@ -119,9 +119,8 @@ def train(cell, job, meetings, strategy):
                    for site, decision in zip(system.plan.sites, system.plan.decisions)
                    if decision.scheme == "sfb" and not decision.leader)
     return {"compute_s": model.step_seconds + products / model.operations_per_second,
-            "planned_bytes": system.plan.total_bytes * cell.shrink, "latency_us": cluster.latency_us,
-            "alone": [end - begin for begin, end in alone], "together": together,
-            "turns": strategy.stats().get("turns", {})}
+            "planned_bytes": system.plan.total_bytes * cell.shrink,
+            "alone": [end - begin for begin, end in alone], "together": together, "turns": strategy.stats()["turns"]}
 
 
 def main(_):

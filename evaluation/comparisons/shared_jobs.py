@@ -2,6 +2,8 @@
 
 import dataclasses
 
+LATENCY_US = 200.0  # between emulated hosts, about
+
 
 @dataclasses.dataclass(frozen=True)
 class SharedJob:

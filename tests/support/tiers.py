@@ -150,6 +150,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("scripts/test_simulation.py::test_auto_is_as_fast*[[]inception_v3]", "nightly"),
     ("scripts/test_benchmark.py::test_under_horovodrun", "nightly"),
     ("scripts/test_benchmark.py::test_an_accelerator_that_cannot_be_shared*", "nightly"),
+    ("scripts/test_bench_crossover.py::test_small_jobs*", "nightly"),
     ("scripts/test_distribute_contract.py::test_checks_run*", "nightly"),
     ("scripts/test_docs.py::test_programs_run_on_two_ranks", "test"),
     ("scripts/test_docs.py::test_saved_graphs", "nightly"),
