@@ -1,7 +1,7 @@
 // The GPU kernel of PoseidonTurnEnd: a turn ends when the work in TensorFlow's stream has come so far. Compiled only
 // where there is CUDA to compile it with.
 //
-// Tests: scripts/gpu_train.py.
+// Tests: tests/native/turns_test.cc.
 
 #include <functional>
 #include <memory>

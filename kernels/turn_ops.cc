@@ -92,8 +92,8 @@ bool poseidon_take_turns(poseidon::Communicator* communicator, const char* path,
   try {
     const poseidon::TurnTaker taker = {job, communicator->rank(), accelerators, program};
     auto table = std::make_unique<poseidon::TurnTable>(path, name, accelerator, taker);
-    poseidon::SetProcessTurns(std::make_shared<poseidon::Turns>(communicator, std::move(table), coordinator, deadline_s,
-                                                                poseidon::Warn));
+    poseidon::SetProcessTurns(
+        std::make_shared<poseidon::Turns>(communicator, std::move(table), coordinator, deadline_s, poseidon::Warn));
     return true;
   } catch (const std::exception& e) {
     std::strncpy(error, e.what(), kPoseidonTextBytes - 1);

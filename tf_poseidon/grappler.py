@@ -62,12 +62,13 @@ def enable(rank: int, session: session_lib.RewriteSession, strict: bool) -> "Gra
         _enabled.register()
         return _enabled
     enabled_session = _enabled.session
-    if (enabled_session.planner, _enabled.strict, enabled_session.marker_ops) != (
-            session.planner, strict, session.marker_ops):
+    if (enabled_session.planner, _enabled.strict, enabled_session.marker_ops, enabled_session.takes_turns) != (
+            session.planner, strict, session.marker_ops, session.takes_turns):
         raise ConfigurationError(
-            f"This process rewrites training graphs with {enabled_session.planner}, strict="
-            f"{_enabled.strict}, and cannot change that to {session.planner}, strict={strict}: give every "
-            "PoseidonStrategy of a process the same options.")
+            f"This process rewrites training graphs with {enabled_session.planner}, strict={_enabled.strict}, "
+            f"{'with' if enabled_session.takes_turns else 'without'} crossover=, and cannot change that to "
+            f"{session.planner}, strict={strict}, {'with' if session.takes_turns else 'without'} crossover=: give "
+            "every PoseidonStrategy of a process the same options.")
     return _enabled
 
 

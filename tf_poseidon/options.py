@@ -37,7 +37,7 @@ class JobOptions:
 
     Attributes:
         engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s, heartbeat_timeout_s,
-            staging_bytes, dedicated_servers, crossover: Same as in `PoseidonStrategy`. Infinite times, and others that no clock
+            staging_bytes, dedicated_servers: Same as in `PoseidonStrategy`. Infinite times, and others that no clock
             can count, become 30 years.
 
     Raises:
@@ -53,12 +53,8 @@ class JobOptions:
     heartbeat_timeout_s: float = 12.0
     staging_bytes: int | None = None
     dedicated_servers: int = 0
-    crossover: str | None = None
 
     def __post_init__(self) -> None:
-        if self.crossover is not None and not (isinstance(self.crossover, str) and _NAME.fullmatch(self.crossover)):
-            raise ConfigurationError(f"crossover={self.crossover!r}, expected a name of at most {_LONGEST_NAME} "
-                                     "letters, digits, '-', '_' and '.', the same in all jobs that take turns.")
         if isinstance(self.servers, numbers.Number):
             raise ConfigurationError(f"servers={self.servers}, expected the ranks that are servers, such as "
                                      f"range({self.servers}).")
@@ -93,8 +89,7 @@ class JobOptions:
         Raises:
             ConfigurationError: For the first such option.
         """
-        for name, value in (("servers", self.servers), ("dedicated_servers", self.dedicated_servers),
-                            ("crossover", self.crossover)):
+        for name, value in (("servers", self.servers), ("dedicated_servers", self.dedicated_servers)):
             if has_own_ops and value:
                 raise _not_with_own_ops(name, value, self.engine)
         if self.dedicated_servers and self.dedicated_servers > size - 2:
@@ -119,7 +114,7 @@ class TrainingOptions:
 
     Attributes:
         policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm, verify, rows, input, shard_update,
-            versions: Same as in `PoseidonStrategy`; pins are pairs.
+            versions, crossover: Same as in `PoseidonStrategy`; pins are pairs.
         synchrony: By how much the weights that workers read may be stale; None if not at all.
 
     Raises:
@@ -140,6 +135,7 @@ class TrainingOptions:
     shard_update: bool | str = False
     synchrony: bounds.Synchrony | None = None
     versions: VersionLog | None = None
+    crossover: str | None = None
 
     def __post_init__(self) -> None:
         planning.make_plan((), self.policy, planning.Cluster(1), self.pins)  # checks policy and pins
@@ -174,6 +170,9 @@ class TrainingOptions:
             raise ConfigurationError(
                 f"verify={self.verify} compares gradients with their exact sums, but wire_dtype="
                 f"{self.wire_dtype!r} rounds them; omit one of the two.")
+        if self.crossover is not None and not (isinstance(self.crossover, str) and _NAME.fullmatch(self.crossover)):
+            raise ConfigurationError(f"crossover={self.crossover!r}, expected a name of at most {_LONGEST_NAME} "
+                                     "letters, digits, '-', '_' and '.', the same in all jobs that take turns.")
         self._check_synchrony()
 
     def _check_synchrony(self) -> None:
@@ -189,7 +188,7 @@ class TrainingOptions:
                   "merge": (self.merge, (False,)),
                   "global_batch_norm": (self.global_batch_norm, (False,)), "verify": (self.verify, (None,)),
                   "rows": (self.rows if self.rows == BALANCED else None, (None,)),
-                  "shard_update": (self.shard_update, (False,))}
+                  "shard_update": (self.shard_update, (False,)), "crossover": (self.crossover, (None,))}
         for name, (value, possible) in others.items():
             if value not in possible:
                 raise ConfigurationError(
@@ -219,7 +218,8 @@ class TrainingOptions:
         stale = "" if self.synchrony is None else (
             f", with weights that may be stale, by {self.synchrony}: not what one process computes; logs are sums of "
             "what each rank has seen")
-        return f"plans by policy '{self.policy}'{speeds}{stale}"
+        shared = "" if self.crossover is None else f"; takes turns with other jobs, by the name '{self.crossover}'"
+        return f"plans by policy '{self.policy}'{speeds}{stale}{shared}"
 
     def check(self, job: JobOptions, size: int, has_own_ops: bool) -> None:
         """Refuses options that are not possible in a job; arguments as in `JobOptions.check`, which comes before.
@@ -251,9 +251,8 @@ class TrainingOptions:
             raise _not_with_own_ops("gpus_per_node", cluster.gpus_per_node, job.engine, " of the cluster")
         if has_own_ops and self.wire_dtype is not None:
             raise _not_with_own_ops("wire_dtype", self.wire_dtype, job.engine)
-        if job.crossover is not None and self.synchrony is not None:
-            raise ConfigurationError(f"crossover='{job.crossover}' is not possible with synchrony={self.synchrony}, by "
-                                     "which a rank computes while it waits for others; omit one of the two.")
+        if has_own_ops and self.crossover is not None:
+            raise _not_with_own_ops("crossover", self.crossover, job.engine)
         if has_own_ops and self.synchrony is not None:
             raise _not_with_own_ops("synchrony", str(self.synchrony), job.engine)
         if self.versions is not None and self.synchrony is not None:

@@ -208,7 +208,8 @@ void TurnTable::Enter(const std::string& path, const std::string& name, const st
     CopyText(accelerator, shared_->accelerator);
   }
   if (!shared_ || shared_->magic != kMagic) {
-    throw std::runtime_error(Text(path, " of crossover='", name, "' is no table of this version of tf_poseidon; end the "
+    throw std::runtime_error(Text(path, " of crossover='", name,
+                                  "' is no table of this version of tf_poseidon; end the "
                                   "programs of the other version, and remove the file."));
   }
   std::array<uint64_t, TurnGrant::kMostOthers> jobs = {};

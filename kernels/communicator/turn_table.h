@@ -99,7 +99,7 @@ class TurnTable {
   const uint64_t job_;
   int file_ = -1;
   Shared* shared_ = nullptr;
-  int own_ = -1;  // slot
+  int own_ = -1;               // slot
   TurnGrant distrusted_ = {};  // jobs, and the number that each has to pass before it is waited for again
 };
 

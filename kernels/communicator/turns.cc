@@ -21,7 +21,7 @@ using std::chrono::microseconds;
 
 constexpr char kReady[] = "turns/ready", kGrant[] = "turns/grant";
 
-constexpr microseconds kPauseForDevice{100};   // nothing tells that a GPU is done
+constexpr microseconds kPauseForDevice{100};    // nothing tells that a GPU is done
 constexpr microseconds kPauseForOthers{20000};  // nothing tells that a process has died
 constexpr microseconds kPauseIdle{500000};
 
@@ -72,9 +72,8 @@ void Turns::Begin(int64_t step, int64_t turn, Done done) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     EndAllBut(step);
-    const auto found = std::find_if(turns_.begin(), turns_.end(), [&](const auto& each) {
-      return each->step == step && each->turn == turn;
-    });
+    const auto found = std::find_if(turns_.begin(), turns_.end(),
+                                    [&](const auto& each) { return each->step == step && each->turn == turn; });
     if (found == turns_.end()) {
       asked = std::make_shared<Turn>();
       asked->step = step;
@@ -119,7 +118,8 @@ void Turns::EndAllBut(int64_t step) {
 
 std::string Turns::Json() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return Text("{\"count\": ", count_, ", \"waiting_seconds\": ", waiting_s_, ", \"holding_seconds\": ", holding_s_, "}");
+  return Text("{\"count\": ", count_, ", \"waiting_seconds\": ", waiting_s_, ", \"holding_seconds\": ", holding_s_,
+              "}");
 }
 
 // ---- between ranks ------------------------------------------------------------------------------
@@ -198,9 +198,8 @@ void Turns::Serve() {
     if (TakeNumbers() | EndDone() | BeginNext(&is_blocked)) continue;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      waits_for_device = std::any_of(turns_.begin(), turns_.end(), [](const auto& turn) {
-        return turn->has_begun && turn->wants_end;
-      });
+      waits_for_device = std::any_of(turns_.begin(), turns_.end(),
+                                     [](const auto& turn) { return turn->has_begun && turn->wants_end; });
     }
     table_->Wait(seen, waits_for_device ? kPauseForDevice : is_blocked ? kPauseForOthers : kPauseIdle);
   }
@@ -271,7 +270,8 @@ void Turns::Finish(std::list<std::shared_ptr<Turn>>::iterator turn) {
   last_ = std::max(last_, (*turn)->grant.number);
   holding_s_ += Seconds(Clock::now() - (*turn)->begun);
   turns_.erase(turn);
-  const auto first = std::find_if(turns_.begin(), turns_.end(), [](const auto& each) { return each->grant.number > 0; });
+  const auto first =
+      std::find_if(turns_.begin(), turns_.end(), [](const auto& each) { return each->grant.number > 0; });
   if (first == turns_.end()) {
     table_->Show(TurnState::kIdle, last_);
     return table_->Pass(last_);

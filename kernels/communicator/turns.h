@@ -34,8 +34,8 @@ class Turns : public std::enable_shared_from_this<Turns> {
   Turns(const Turns&) = delete;
   Turns& operator=(const Turns&) = delete;
 
-  // Calls `done` when this process has turn `turn` of a step, with why the job has failed if it has. Several ops may ask
-  // for the same turn. All turns of former steps are over.
+  // Calls `done` when this process has turn `turn` of a step, with why the job has failed if it has. Several ops may
+  // ask for the same turn. All turns of former steps are over.
   void Begin(int64_t step, int64_t turn, Done done);
 
   // Ends it, when `is_done` says so: what was put into a GPU's stream before.

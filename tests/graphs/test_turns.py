@@ -34,7 +34,8 @@ def layers(step, value, weights, frozen=None, moments=False):
             value -= ops.sync(tf.reduce_mean(value), f"moments/{name}#{step}", True, [])
     error, gradients = value, {}
     for name in reversed(weights):
-        gradients[name] = ops.sync(tf.multiply(error, 2, name=f"gradient_{name}_{step}"), f"{name}#{step}", True, [2, 2])
+        gradients[name] = ops.sync(tf.multiply(error, 2, name=f"gradient_{name}_{step}"), f"{name}#{step}", True,
+                                   [2, 2])
         error = error @ weights[name]
     return gradients, {name: weights[name] - gradients[name] for name in weights}
 

@@ -128,7 +128,8 @@ TEST(WhoHoldsTheAcceleratorIsWaitedForWhileItLives) {
   EXPECT_EQ(holder->pid, child, "its process");
   EXPECT_EQ(holder->program, "job 2", "its program");
   const std::string described = TurnTable::Describe(path.text);
-  EXPECT_HOLDS(described, Text("\"job\": 2, \"pid\": ", child, ", \"rank\": 2, \"program\": \"job 2\", \"state\": "
+  EXPECT_HOLDS(described, Text("\"job\": 2, \"pid\": ", child,
+                               ", \"rank\": 2, \"program\": \"job 2\", \"state\": "
                                "\"holding\", \"number\": 1"));
   EXPECT_HOLDS(described, "{\"name\": \"name\", \"accelerator\": \"accelerator\", \"takers\": [");
   EXPECT_HOLDS(described, "{\"job\": 1, ");
@@ -194,7 +195,8 @@ TEST(TablesRefuseWhoDoesNotFit) {
     const char* words;
   };
   const Row rows[] = {
-      {"other accelerators", [](const Path&) {}, kAccelerators + 1, "(job 2) takes turns by this name with a job on other"},
+      {"other accelerators", [](const Path&) {}, kAccelerators + 1,
+       "(job 2) takes turns by this name with a job on other"},
       {"no table",
        [](const Path& path) {
          FILE* const file = fopen(path.text.c_str(), "w");

@@ -64,12 +64,11 @@ std::vector<std::unique_ptr<RankWithTurns>> Join(int size) {
     auto shared = std::make_shared<std::unique_ptr<Transport>>(std::move(transport));
     rank->communicator = std::make_unique<Communicator>([shared] { return std::move(*shared); }, Options(),
                                                         /*startup_timeout_s=*/30);
-    auto table = std::make_unique<TurnTable>(rank->path, "name", Text("of rank ", number),
-                                             TurnTaker{1, number, 1, "test"});
-    rank->turns = std::make_shared<Turns>(rank->communicator.get(), std::move(table), /*coordinator=*/size - 1,
-                                          /*deadline_s=*/10, [&notes = rank->notes](const std::string& text) {
-                                            notes.Add("warning: " + text);
-                                          });
+    auto table =
+        std::make_unique<TurnTable>(rank->path, "name", Text("of rank ", number), TurnTaker{1, number, 1, "test"});
+    rank->turns = std::make_shared<Turns>(
+        rank->communicator.get(), std::move(table), /*coordinator=*/size - 1,
+        /*deadline_s=*/10, [&notes = rank->notes](const std::string& text) { notes.Add("warning: " + text); });
     ranks.push_back(std::move(rank));
   }
   return ranks;

@@ -156,7 +156,8 @@ def test_versions_import_nothing():
     ("holding", 2.34, Kind.FINE, "has one for 2.3 s"), ("holding", 61, Kind.NOTE, "has one for 61.0 s")])
 def test_jobs_that_take_turns(state, seconds, kind, says, monkeypatch):
     taker = {"job": 1, "pid": 12, "rank": 3, "program": "train.py", "state": state, "number": 5, "seconds": seconds}
-    table = {"name": "night", "accelerator": "GPU 1", "takers": [taker, {**taker, "pid": 13, "state": "idle", "number": 0}]}
+    new = {**taker, "pid": 13, "state": "idle", "number": 0}
+    table = {"name": "night", "accelerator": "GPU 1", "takers": [taker, new]}
     monkeypatch.setattr(accelerator_turns, "tables", lambda: iter([table]))
     finding, = doctor._turns()
     assert (finding.subject, finding.kind) == ("turns 'night'", kind)

@@ -13,6 +13,7 @@ import pytest
 import tf_poseidon as poseidon
 from tf_poseidon import options
 from tf_poseidon import planning
+from tf_poseidon.staleness import bounds
 from tf_poseidon.commands import arguments
 from tf_poseidon.job import runtime
 from tf_poseidon.saved_graphs import rewriting
@@ -109,6 +110,18 @@ def test_times_may_be_long(name):
     for seconds in (0, -1, float("nan")):
         with pytest.raises(poseidon.PoseidonError, match=f"{name}={seconds}, expected "):
             options.JobOptions(**{name: seconds})
+
+
+@pytest.mark.parametrize("options_given, has_own_ops, message", [
+    ({}, False, None), ({"crossover": "a name"}, False, "crossover='a name', expected a name of at most 64 letters, digi"),
+    ({"crossover": "x" * 65}, False, "expected a name of at most 64"), ({"crossover": ""}, False, "crossover='', expec"),
+    ({"crossover": 3}, False, "crossover=3, expected a name"), ({"synchrony": bounds.SSP(1)}, False,
+     r"crossover='night-1.a' is not possible with synchrony=SSP\(1\), by which"),
+    ({}, True, "crossover='night-1.a' is not possible with engine='horovod'")])
+def test_jobs_that_take_turns_have_a_name(options_given, has_own_ops, message):
+    job = options.JobOptions(engine="horovod" if has_own_ops else "mpi")
+    with contextlib.nullcontext() if message is None else pytest.raises(poseidon.PoseidonError, match=message):
+        options.TrainingOptions(**{"crossover": "night-1.a", **options_given}).check(job, 4, has_own_ops)
 
 
 def test_horovod_has_its_own_way_with_nodes():

@@ -309,8 +309,8 @@ def _turns() -> Iterator[Finding]:
             not late, f"turns '{table['name']}'", f"{table['accelerator']}: " + ", ".join(
                 f"process {taker['pid']} ({taker['program']}, rank {taker['rank']}) {_doing(taker)}"
                 for taker in table["takers"]), Kind.NOTE,
-            f"a step rarely takes so long: if process {late[0]['pid']} hangs, end it; others do not wait for it after a "
-            "tenth of their timeout_s" if late else "")
+            f"a step rarely takes so long: if process {late[0]['pid']} hangs, end it; others do not wait for it after "
+            "a tenth of their timeout_s" if late else "")
 
 
 def _doing(taker: Mapping[str, Any]) -> str:
@@ -359,8 +359,7 @@ def _versions_on(host: str, launcher: str) -> dict[str, str] | _NoAnswer:
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         said = done.stderr.strip() or f"ended with status {done.returncode}"
-        return _NoAnswer(said.splitlines()[-1], done.returncode == _LONG_TURN_S = 60.0
-_STARTER_FAILED)
+        return _NoAnswer(said.splitlines()[-1], done.returncode == _STARTER_FAILED)
     return json.loads(lines[-1])
 
 

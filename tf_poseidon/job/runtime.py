@@ -19,7 +19,6 @@ from tf_poseidon.job import engines
 from tf_poseidon.job import failures
 from tf_poseidon.job.ending import Ending
 from tf_poseidon.job.ending import report_and_exit
-from tf_poseidon.job.host import accelerator_turns
 from tf_poseidon.job.host import gpus
 from tf_poseidon.options import JobOptions
 from tf_poseidon.options import TrainingOptions
@@ -195,8 +194,6 @@ def _join(size: int, engine: engines.Engine, options: JobOptions) -> Ending:
     ranks.use_for_ops()
     ending = Ending(ranks, engine)
     ending.guard()
-    if options.crossover is not None and ranks.rank < ranks.size:
-        accelerator_turns.take(ranks, options.crossover, options.timeout_s)
     return ending
 
 

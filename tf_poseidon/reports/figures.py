@@ -21,8 +21,8 @@ _COLOURS = {
     "hidden": "#a0cbe8", "hidden next": "#4e79a7", "exposed": "#e15759", "rebuild": "#b07aa1",
     "ps": "#59a14f", "sfb": "#f28e2b", "hfb": "#e15759", "sparse": "#edc948", "gather": "#499894",
     "broadcast": "#9d7660", "scatter": "#8cd17d", "shards": "#86bcb6", "return": "#f1ce63", "data": "#ff9da7",
-    "calls": "#a5a5a5", "turn": "#4a4a4a", "down": "#9c755f", "up": "#d7b5a6", "across": "#79706e", "predicted": "#a5a5a5",
-    "measured": "#4e79a7"}
+    "calls": "#a5a5a5", "turn": "#4a4a4a", "down": "#9c755f", "up": "#d7b5a6", "across": "#79706e",
+    "predicted": "#a5a5a5", "measured": "#4e79a7"}
 _OTHER = "#bab0ac"
 
 _NAME = 28  # characters of a label, which have half of a phone's screen

@@ -159,32 +159,30 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  ranks_per_node: int | None = None, strict: bool = False, global_batch_norm: bool = False,
                  verify: int | None = None, rows: Sequence[int] | str | None = None, input: str = "exact",
                  shard_update: bool | str = False, synchrony: str | bounds.Synchrony = bounds.BSP,
-                 versions: version_log.VersionLog | str | os.PathLike[str] | None = None, engine: str | None = None,
-                 kv_pair_bytes: int | None = None, timeout_s: float = options.JobOptions.timeout_s,
+                 versions: version_log.VersionLog | str | os.PathLike[str] | None = None, crossover: str | None = None,
+                 engine: str | None = None, kv_pair_bytes: int | None = None, timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
                  heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s,
-                 staging_bytes: int | None = None, dedicated_servers: int = 0, crossover: str | None = None) -> None:
+                 staging_bytes: int | None = None, dedicated_servers: int = 0) -> None:
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
         if versions is not None and not isinstance(versions, version_log.VersionLog):
             versions = version_log.VersionLog.load(versions)
         training = options.TrainingOptions(policy, plan, tuple((pins or {}).items()), cluster, wire_dtype, merge,
                                            strict, global_batch_norm, verify, rows, input, shard_update,
-                                           bounds.of(synchrony), versions)
+                                           bounds.of(synchrony), versions, crossover)
         job_options = options.JobOptions(engine, cast(Any, servers or ()), ranks_per_node, kv_pair_bytes, timeout_s,
-                                         startup_timeout_s, heartbeat_timeout_s, staging_bytes, dedicated_servers,
-                                         crossover)
+                                         startup_timeout_s, heartbeat_timeout_s, staging_bytes, dedicated_servers)
         runtime.check(job_options, training)
         if training.plan or ranks_per_node is None:
             job_options = dataclasses.replace(job_options, ranks_per_node=training.ranks_per_node)
         communicator = runtime.start(job_options)
         keras_hook.install(alone=communicator is None)
-        job = None if communicator is None else _job(communicator, training, takes_turns=crossover is not None)
+        job = None if communicator is None else _job(communicator, training, timeout_s)
         super().__init__(extended.Extended(self, job, training))
         global _latest
         if job is not None and _latest is None:
-            shared = "" if crossover is None else f"; takes turns with other jobs, by the name '{crossover}'"
-            runtime.announce(training.described(job.graph_pass.session.planner.cluster) + shared)
+            runtime.announce(training.described(job.graph_pass.session.planner.cluster))
         _latest = self
 
     @property
@@ -364,7 +362,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         return recording.record(self.extended.job.communicator, path, lambda: self.plan)
 
 
-def _job(communicator: Communicator, training: options.TrainingOptions, takes_turns: bool) -> Job:
+def _job(communicator: Communicator, training: options.TrainingOptions, timeout_s: float) -> Job:
     """Has ranks agree, and TensorFlow rewrite functions; returns the `Job`."""
     synchrony = bounds.BSP if training.synchrony is None else str(training.synchrony)
     agreement.agree_on_options(communicator, synchrony=synchrony, **{  # first, as the policy follows from it
@@ -372,6 +370,8 @@ def _job(communicator: Communicator, training: options.TrainingOptions, takes_tu
     } | {"plan": training.plan and training.plan.digest, "cluster": repr(training.cluster),
          "versions": training.versions and training.versions.digest})
     training.check_links(communicator.most_on_a_node)
+    if training.crossover is not None:
+        accelerator_turns.take(communicator, training.crossover, timeout_s)
     cluster = training.cluster
     if cluster is None:
         is_measured = training.policy == "auto" and training.plan is None
@@ -382,7 +382,8 @@ def _job(communicator: Communicator, training: options.TrainingOptions, takes_tu
     writer = runtime.engine().writer
     comparison = agreement.CommunicatorComparison(communicator) if writer.has_to_agree else None
     planner = planning.Planner(cluster, training.policy, training.pins, training.merge, training.plan)
-    session = session_lib.RewriteSession(planner, writer, comparison=comparison, takes_turns=takes_turns)
+    session = session_lib.RewriteSession(planner, writer, comparison=comparison,
+                                         takes_turns=training.crossover is not None)
     graph_pass = grappler.enable(communicator.rank, session, training.strict)
     is_auto = training.shard_update == options.AUTO
     return Job(communicator, graph_pass, training.wire_dtype, verifier, held_variables.Held(communicator),

@@ -142,7 +142,7 @@ def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | No
     number, seconds = longest([parts(each)[steps_lib.WAIT_FOR_DATA] if each.steps else 0.0 for each in ranks])
     return StepSummary(rows, total, parts(ranks[rank]), any(e.row == "data" for e in ranks[rank].events),
                        number if seconds > _NOTICEABLE * total.measured else None, seconds,
-                       *(of_a_step(events, _seconds) if events else None for events in (calls, turns)),
+                       of_a_step(calls, _seconds) if calls else None, of_a_step(turns, _seconds) if turns else None,
                        {row: (of_a_step(copies, _seconds), of_a_step(copies, lambda e: e.num_bytes))
                         for row, copies in copied.items()},
                        any(step.follower is not None for step in steps))

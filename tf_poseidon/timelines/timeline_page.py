@@ -143,7 +143,8 @@ def _spans(number: int, rank: steps_lib.Rank, steps: Iterable[steps_lib.Recorded
         for part in step.segments:
             yield span("compute", part.kind, f"{part.kind} {part.site}".strip(), part.begin, part.end)
         others = [event for event in rank.events
-                  if event.row in ("data", steps_lib.TURN, "calls", *steps_lib.COPIES) and step.begin <= event.begin < step.end]
+                  if event.row in ("data", steps_lib.TURN, "calls", *steps_lib.COPIES)
+                  and step.begin <= event.begin < step.end]
         for event in (*step.exchanges, *step.rebuilds, *others):
             yield span(event.row, event.row, f"{event.row} {event.site}".strip(), event.begin, event.end,
                        *([f"{event.num_bytes:,} bytes of this rank"] if event.num_bytes else []))

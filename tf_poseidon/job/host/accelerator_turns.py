@@ -22,12 +22,14 @@ from tf_poseidon.job import communicator as communicator_lib
 from tf_poseidon.job.host import gpus
 
 # What is exchanged here.
-SITES = frozenset({"turns/ready", "turns/grant", "turns/job", "turns/accelerators", "turns/refused"})
+SITES = frozenset({"turns/ready", "turns/grant", "turns/job", "turns/accelerators", "turns/refused",
+                   "turns/refused/length", "turns/refused/text"})
 NAME_VARIABLE = "TF_POSEIDON_ACCELERATOR"
 _FOLDER = pathlib.Path("/dev/shm")
 _PREFIX = "tf_poseidon-turns-"
 _DEADLINES_IN_TIMEOUT = 10  # a job that is not waited for is no reason to end this one
 _NAME_BYTES = 256
+_taken: str | None = None  # the name of this process's turns
 
 
 def take(communicator: communicator_lib.Communicator, name: str, timeout_s: float) -> None:
@@ -42,6 +44,12 @@ def take(communicator: communicator_lib.Communicator, name: str, timeout_s: floa
     Raises:
         ConfigurationError: If a rank cannot.
     """
+    global _taken
+    if _taken is not None and _taken != name:
+        raise ConfigurationError(f"crossover='{name}', but this process takes turns by the name '{_taken}' already; "
+                                 "give every PoseidonStrategy of a process the same one.")
+    if _taken is not None:
+        return
     own = _accelerator()
     padded = np.frombuffer(own.encode()[:_NAME_BYTES].ljust(_NAME_BYTES), np.uint8)
     names = [bytes(row).decode(errors="replace").rstrip() for row in
@@ -54,6 +62,7 @@ def take(communicator: communicator_lib.Communicator, name: str, timeout_s: floa
     if refused.any():
         communicator.end_turns()
         raise ConfigurationError(communicator.broadcast_text("turns/refused", refusal, int(np.argmax(refused))))
+    _taken = name
 
 
 def tables() -> Iterator[dict[str, Any]]:
