@@ -13,10 +13,10 @@ import pytest
 import tf_poseidon as poseidon
 from tf_poseidon import options
 from tf_poseidon import planning
-from tf_poseidon.staleness import bounds
 from tf_poseidon.commands import arguments
 from tf_poseidon.job import runtime
 from tf_poseidon.saved_graphs import rewriting
+from tf_poseidon.staleness import bounds
 
 
 @pytest.mark.parametrize("ranks_per_node, plan, cluster, message", [
@@ -113,8 +113,8 @@ def test_times_may_be_long(name):
 
 
 @pytest.mark.parametrize("options_given, has_own_ops, message", [
-    ({}, False, None), ({"crossover": "a name"}, False, "crossover='a name', expected a name of at most 64 letters, digi"),
-    ({"crossover": "x" * 65}, False, "expected a name of at most 64"), ({"crossover": ""}, False, "crossover='', expec"),
+    ({}, False, None), ({"crossover": "a name"}, False, "crossover='a name', expected a name of at most 64 letters, "),
+    ({"crossover": "x" * 65}, False, "expected a name of at most 64"), ({"crossover": ""}, False, "crossover='', exp"),
     ({"crossover": 3}, False, "crossover=3, expected a name"), ({"synchrony": bounds.SSP(1)}, False,
      r"crossover='night-1.a' is not possible with synchrony=SSP\(1\), by which"),
     ({}, True, "crossover='night-1.a' is not possible with engine='horovod'")])

@@ -160,7 +160,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  verify: int | None = None, rows: Sequence[int] | str | None = None, input: str = "exact",
                  shard_update: bool | str = False, synchrony: str | bounds.Synchrony = bounds.BSP,
                  versions: version_log.VersionLog | str | os.PathLike[str] | None = None, crossover: str | None = None,
-                 engine: str | None = None, kv_pair_bytes: int | None = None, timeout_s: float = options.JobOptions.timeout_s,
+                 engine: str | None = None, kv_pair_bytes: int | None = None,
+                 timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
                  heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s,
                  staging_bytes: int | None = None, dedicated_servers: int = 0) -> None:
