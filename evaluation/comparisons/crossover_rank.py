@@ -114,6 +114,7 @@ def train(cell, job, meetings, strategy):
             meetings.wait(f"{part}-warm")
             if job in taking_part:
                 (together if len(taking_part) > 1 else alone).append(trained.span(part))
+    meetings.wait("end")  # nobody is alone with a step that another one makes meanwhile
     system.replica.check(system.step(), system.plan, runtime.communicator(), None)
     products = sum(2 * site.factors.k * site.factors.m * site.factors.n * (cell.hosts - 1)
                    for site, decision in zip(system.plan.sites, system.plan.decisions)
