@@ -39,7 +39,8 @@ LIKE_OTHERS = (
     "regularized", "scaled_gradients_of_transposed_kernel", "other_seeds", "own_batches_in_executions_of_three_steps",
     "own_batches_in_eager_steps", "predictions_of_two_outputs", "metrics_with_weights", "logs_of_batches", "float8",
     "terminated_on_nan", "unusual_predictions", "unusual_metrics", "repeated_data_by_steps", "canonical_train_step",
-    "recipe_not_clipped", "recipe_clipvalue")
+    "recipe_not_clipped", "recipe_clipvalue", "recipe_global_clipnorm", "generator", "predictions_as_long_as_a_batch",
+    "metrics_shown_and_left", "custom_loop_that_builds_the_model", "rows_reduced_along_their_axis")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,8 @@ SHARDED = ("softmax", "adam", "table", "accumulation", "pair")
 SERVED = ("softmax", "adam", "tied")
 # Those of which others are so much alike that `make nightly` alone runs them.
 ALIKE = ("momentum", "adamw", "lamb", "clipnorm", "clipvalue", "schedule", "accumulation_and_infinity", "smoothed",
-         "class_weighted", "without_xla", "temperature", "table-rmsprop")
+         "class_weighted", "without_xla", "temperature", "table-rmsprop", "ema", "loss_scale", "global_clipnorm",
+         "accumulation")
 
 
 def cases(is_full):

@@ -1,6 +1,7 @@
 """Ranks that update shards compute what one process does, elementwise with the bits of ranks that update all."""
 
 import dataclasses
+import os
 
 from jobs import assert_same_as_one_process
 from jobs import Case
@@ -18,10 +19,23 @@ STEPS = 2 * -(-train_sharded.ROWS // train_sharded.BATCH)
 ROUNDED = ("mixed_bfloat16",)
 
 
+# Those of which others are so much alike that `make nightly` alone runs them.
+ALIKE = ("nesterov", "adagrad", "adadelta", "adamw", "adamax", "nadam", "lion", "clipnorm-adam", "clipvalue-adam",
+         "weight_decay-adam", "schedule-adam", "accumulation_and_infinity-adam", "multi-adam", "overlapping-muon",
+         "recompiled-adafactor", "bfloat16-momentum")
+# Those of which a comparison with one process says nearly as much as one with ranks that hold all.
+NEEDS_NO_WHOLE = ("loss_scale-adam", "infinity-adam", "frozen-adam", "without_gradient-adam", "alone", "alone-muon",
+                  "redivided", "eager")
+
+
 def cases(is_full):
     """Returns the cases of programs: on 2 and 3 ranks in turn."""
-    return [Case(FILE, name, ranks, "ps") for i, name in enumerate(train_sharded.PROGRAMS)
+    return [Case(FILE, name, ranks, "ps") for i, name in enumerate(_programs(train_sharded.PROGRAMS, is_full))
             for ranks in ((2, 3) if is_full else (2 + i % 2,))]
+
+
+def _programs(names, is_full):
+    return [name for name in names if is_full or name not in ALIKE]
 
 
 def of_one_process(is_full):
@@ -36,12 +50,13 @@ def rounded(is_full):
 def of_whole(is_full):
     """Returns the cases of programs whose updates are computed element by element, and run on whole variables."""
     return [dataclasses.replace(case, options=("--whole",)) for case in cases(is_full)
-            if case.name not in OF_NORMS]
+            if case.name not in OF_NORMS and (is_full or case.name not in NEEDS_NO_WHOLE)]
 
 
 def mixed(is_full):
     """Returns the cases of programs in mixed precision, run on whole variables."""
-    return [Case(FILE, name, ranks, "ps", ("--whole",)) for i, name in enumerate(train_sharded.MIXED)
+    return [Case(FILE, name, ranks, "ps", ("--whole",)) for i, name in enumerate(
+        _programs(train_sharded.MIXED, is_full))
             for ranks in ((2, 3) if is_full else (2 + i % 2,))]
 
 
@@ -91,7 +106,7 @@ def test_ranks_compute_what_one_process_does(jobs, case):
     assert_same_as_one_process(one, jobs.arrays(case), {"float64": BOUND, "float32": BOUND}, least=1.0)
 
 
-@pytest.mark.needs(*(dataclasses.replace(case, options=()) for case in mixed(True)))
+@pytest.mark.needs(*(dataclasses.replace(case, options=()) for case in mixed("POSEIDON_ALL_CELLS" in os.environ)))
 @pytest.mark.table(cases=lambda is_full: [*of_whole(is_full), *mixed(is_full)])
 def test_shards_have_the_bits_of_the_whole(jobs, case):
     of_shards = jobs.arrays(dataclasses.replace(case, options=()))[0]
@@ -135,21 +150,19 @@ def test_auto_divides_what_makes_no_step_longer(jobs, case, is_divided):
         assert (held < whole) == is_divided
 
 
-@pytest.mark.parametrize("name", train_sharded.ELEMENTWISE)
-def test_each_rank_holds_its_share(jobs, name):
-    case = next(case for case in cases(False) if case.name == name)
+@pytest.mark.table(cases=lambda is_full: [case for case in cases(is_full) if case.name in train_sharded.ELEMENTWISE])
+def test_each_rank_holds_its_share(jobs, case):
     held, whole = np.array([arrays["local/held"] for arrays in jobs.arrays(case)]).T
     small = 2 * (16 << 10) / 8  # tensors of up to 16 KiB are on one rank
     assert held.sum() == whole[0] and held.max() < 1.05 * whole[0] / case.ranks + small
 
 
-@pytest.mark.parametrize("name", train_sharded.MIXED)
-def test_ranks_divide_weights_that_layers_cast(jobs, name):
+@pytest.mark.table(cases=lambda is_full: [dataclasses.replace(case, options=()) for case in mixed(is_full)])
+def test_ranks_divide_weights_that_layers_cast(jobs, case):
     """The last layer is in float; of what a graph uses that is not partitioned, every rank holds all."""
-    case = next(case for case in mixed(False) if case.name == name)
-    weights = np.array([arrays["local/weights"] for arrays in jobs.arrays(dataclasses.replace(case, options=()))])
+    weights = np.array([arrays["local/weights"] for arrays in jobs.arrays(case)])
     held, whole = weights[..., 0], weights[0, :, 1]
-    is_divided = [name != "used", True, True, True, name == "used", name == "used"]
+    is_divided = [case.name != "used", True, True, True, case.name == "used", case.name == "used"]
     assert (held.sum(0) == np.where(is_divided, 1, case.ranks) * whole).all()
 
 
