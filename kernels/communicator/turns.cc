@@ -31,10 +31,12 @@ std::shared_ptr<Turns>& OfProcess() {
   return *turns;
 }
 
-// Lets memory live as long as the process, which the network may still use after a failure.
-template <typename T>
-void KeepForEver(const std::shared_ptr<T>& memory) {
-  new std::shared_ptr<T>(memory);
+// After a failure the network may still use memory, which then lives as long as the process.
+void KeepForEver(std::shared_ptr<void> memory) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<std::shared_ptr<void>>;
+  std::lock_guard<std::mutex> lock(mutex);
+  kept.push_back(std::move(memory));
 }
 
 }  // namespace
