@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import statistics
 import subprocess
 import sys
 import time
@@ -692,3 +693,22 @@ def test_a_number_costs_three_messages():
     ends = [simulation.simulate_together([(pieces(2), inputs.SYSTEMS["poseidon-ps"], 1)], machines(2, latency_us=1000),
                                          takes_turns)[0] for takes_turns in (False, True)]
     assert ends[1] - ends[0] == pytest.approx(0.003, rel=1e-6)
+
+
+CROSSOVER = json.loads((ROOT / "docs/results/crossover.json").read_text())
+
+
+@pytest.mark.parametrize("way", ["without", "with"])
+@pytest.mark.parametrize("entry", CROSSOVER, ids=[entry["cell"]["name"] for entry in CROSSOVER])
+def test_jobs_agree_with_what_was_measured(entry, way):
+    from evaluation.comparisons import bench_crossover  # late, as above
+    from evaluation.comparisons import shared_jobs
+    from evaluation.simulation import models
+    from evaluation.workloads import profiles
+    cell = shared_jobs.Cell.of(entry["cell"])
+    there = machines(cell.hosts, cell.gbps, shared_jobs.LATENCY_US / cell.dilation,
+                     efficiency=bench_crossover.EFFICIENCY)
+    jobs = [(models.work_of(job.model, profiles.PROFILES[job.profile]),
+             OVERLAP["poseidon+overlap" if job.overlaps else "poseidon"], job.steps) for job in cell.jobs]
+    measured = statistics.median(bench_crossover.gain(entry, way).together)
+    assert max(simulation.simulate_together(jobs, there, way == "with")) == pytest.approx(measured, rel=0.05)

@@ -30,7 +30,7 @@ def test_schedules_that_are_wrong_are_found(options, error, match):
 @pytest.mark.parametrize("fault", [None, "death", "restart"])
 def test_random_schedules_of_more_jobs_and_hosts(fault):
     model = TurnModel(jobs=3, hosts=5, steps=20, overlaps=fault is None, fault=fault)
-    actions = [walk(model, seed) for seed in range(50)]
+    actions = [walk(model, seed) for seed in range(20)]
     assert min(actions) >= (3 if fault is None else 2) * 5 * 20 * 3  # of the jobs without a fault
 
 
