@@ -264,11 +264,14 @@ TurnGrant TurnTable::Take(double seconds) {
   TurnGrant grant = {};
   grant.number = shared_->next + 1;
   int others = 0;
-  for (int i = 0; i < kMostTakers; ++i) {
-    const Slot& slot = shared_->slots[i];
-    const uint64_t job = slot.job, given = slot.given;
-    if (job == 0 || job == job_ || given == 0 || others == TurnGrant::kMostOthers || !IsAlive(i)) continue;
-    grant.others[others++] = {job, given};  // one of its processes takes numbers, so it is here once
+  // A job whose process here has died may still have its turn elsewhere, so it is named too, behind those that live.
+  for (const bool lives : {true, false}) {
+    for (int i = 0; i < kMostTakers && others < TurnGrant::kMostOthers; ++i) {
+      const Slot& slot = shared_->slots[i];
+      const uint64_t job = slot.job, given = slot.given;
+      if (job == 0 || job == job_ || given == 0 || IsAlive(i) != lives) continue;
+      grant.others[others++] = {job, given};  // one of its processes takes numbers, so it is here once
+    }
   }
   shared_->slots[own_].given = grant.number;
   shared_->next = grant.number;
