@@ -76,7 +76,6 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("training/test_training.py::test_table*-2-auto]", "test"),
     ("training/test_training.py::test_*cover*", "unit"),
     ("training/test_training.py::test_full_table*", "unit"),
-    ("training/test_crossover.py::test_each_job*", "test"),
     ("training/test_clocks.py::test_replayed_versions*DSSP*", "nightly"),
     ("training/test_clocks.py::test_later_steps*[[]SSP(0)]", "nightly"),
     ("training/test_clocks.py::test_no_staleness*", "test"),
