@@ -13,6 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "text.h"
+#include "turns.h"
+
 namespace poseidon {
 namespace {
 
@@ -92,6 +95,15 @@ void Agree(Communicator* communicator, const AgreementText& mine, bool strict,
                   if (!difference.empty()) {
                     agreement.error = "Ranks train different variables: " + difference +
                                       ". Build and freeze the same layers on all ranks.";
+                  } else if (ProcessTurns() && mine.plan.empty() != theirs.plan.empty()) {
+                    // Who takes turns waits until all others want theirs.
+                    const int without = mine.plan.empty() ? rank : kRoot;
+                    agreement.error = Text("The training graph of rank ", without,
+                                           " was not rewritten, so it takes no "
+                                           "turns with other jobs, but rank ",
+                                           rank + kRoot - without,
+                                           " does; enable "
+                                           "Grappler (tf.config.optimizer) on all ranks, or omit crossover.");
                   } else if (!mine.plan.empty() && !theirs.plan.empty()) {
                     difference = FirstDifference(mine.plan, rank, theirs.plan, kRoot);
                     if (!difference.empty() && strict) {

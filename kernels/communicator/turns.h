@@ -57,7 +57,6 @@ class Turns : public std::enable_shared_from_this<Turns> {
     bool has_begun = false, wants_end = false;
     std::function<bool()> is_done;  // whether it can end, if it wants to; null: it can
   };
-  using Finished = std::vector<Done>;
 
   void Ask(const std::shared_ptr<Turn>& turn);
   void Tell(const std::shared_ptr<Turn>& turn, const TurnGrant& grant);

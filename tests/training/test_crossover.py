@@ -74,6 +74,14 @@ def test_a_job_outlives_another_one(fault, is_named, tmp_path, solo):
                           "on the accelerator for 2 s", outcome.output)) == ({process} if is_named else set())
 
 
+def test_ranks_begin_turns_together_or_the_job_ends(tmp_path):
+    with futures.ThreadPoolExecutor() as pool:
+        outcome = start(pool, tmp_path, 0, 1, ["unlike"], "unlike", run=launch.run).result()
+    assert outcome.status != 0
+    assert ("The training graph of rank 1 was not rewritten, so it takes no turns with other jobs, but rank 0 does; "
+            "enable Grappler") in outcome.output
+
+
 def test_jobs_on_other_accelerators_are_refused(tmp_path):
     with futures.ThreadPoolExecutor() as pool:
         first = start(pool, tmp_path, 0, 2, ["plain-adam"], "refused")

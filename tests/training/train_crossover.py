@@ -3,7 +3,8 @@
     train_crossover.py FOLDER JOB OF NAME PROGRAM...
 
 JOB is this job's number of OF, which begin together; NAME is that of their turns, "" for none. A program is one of
-train_clocks.py, "hang" or "die": while another job trains, rank 1 stops in a step, or is killed.
+train_clocks.py, "hang" or "die": while another job trains, rank 1 stops in a step, or is killed; or "unlike": TensorFlow
+does not run the passes on rank 1.
 """
 
 import functools
@@ -18,6 +19,7 @@ import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 import train_clocks
 
 import tf_poseidon as poseidon
@@ -72,6 +74,9 @@ def main(folder, job, jobs, name, *programs):
     if programs[0] in ("hang", "die"):
         return fail(strategy, programs[0], name, begin)
     begin()
+    if programs[0] == "unlike":
+        programs = ["plain-adam"]
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": strategy.rank == 1})
     report = {"begin": time.time()}
     for program in programs:
         before = strategy.stats()["turns"]

@@ -102,7 +102,7 @@ class _Turns:
             needed = self._needed(sums) & self._computed - before
             before |= needed
             hand_overs = [hand_over for node in sums if (hand_over := self._hand_over(node)) is not None]
-            if first := self._first(needed, number):
+            if hand_overs and (first := self._first(needed, number)):
                 nodes += self._turn(number, first, hand_overs, waits)
         graph_def = self._rewritten.graph_def
         kept = [_waiting(node, waits[node.name]) if node.name in waits else node for node in graph_def.node]
