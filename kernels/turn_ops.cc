@@ -101,6 +101,9 @@ bool poseidon_take_turns(poseidon::Communicator* communicator, const char* path,
   }
 }
 
+// Has this process take turns no more.
+void poseidon_leave_turns() { poseidon::SetProcessTurns(nullptr); }
+
 // Ends the turn that this process has, if it has one.
 void poseidon_end_turns() {
   if (const auto turns = poseidon::ProcessTurns()) turns->EndAll();

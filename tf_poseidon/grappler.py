@@ -86,6 +86,11 @@ _NO_PLACE = ("another plug-in of TensorFlow's graph optimizer is loaded, and Ten
              "device; do not load that one")
 
 
+_NO_TURNS = ("A training step takes no turns with other jobs, since it hands over its gradients in a branch or in a "
+             "loop: it computes the same, while others do. Call a tf.function once for each step, and do not "
+             "accumulate gradients.")
+
+
 def _plug_in(passes: Any, markers: Collection[str]) -> bool:
     """Hands passes, possibly null, to the bridge; returns False if another plug-in has its place."""
     global _is_plugged_in
@@ -232,9 +237,10 @@ class GraphPass:
             _log.log(self._log_level,
                      "The training graph was rewritten: %s. Its plan shows the reasons.",
                      ", ".join(f"{n} gradients by {scheme}" for scheme, n in sorted(schemes.items())))
-            if session.takes_turns and outcome.graph_def is not None and not turns.takes_turns(outcome.graph_def):
-                _log.warning("A training step takes no turns with other jobs, since it hands over its gradients in a "
-                             "branch, as one does that accumulates them: it computes the same, while others do.")
+            if session.takes_turns and outcome.graph_def is not None and not turns.takes_turns(
+                    outcome.graph_def) and _NO_TURNS not in self._said:
+                self._said.add(_NO_TURNS)
+                _log.log(logging.WARNING if self._log_level == logging.INFO else logging.DEBUG, "%s", _NO_TURNS)
             if (unmatched := planning.unmatched_pins(session.planner.pins, plan)) not in self._said:
                 self._said.add(unmatched)  # it may be for another model of the program
                 _log.warning("%s", unmatched)

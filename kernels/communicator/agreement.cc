@@ -58,6 +58,12 @@ void BroadcastText(Communicator* communicator, const std::string& text,
   });
 }
 
+std::string TakesNoTurns(int rank, int other) {
+  return Text("The training graph of rank ", rank,
+              " was not rewritten, so it takes no turns with other jobs, but rank ", other,
+              " does; enable Grappler (tf.config.optimizer) on all ranks, or omit crossover.");
+}
+
 std::vector<std::string> Lines(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);
@@ -98,12 +104,7 @@ void Agree(Communicator* communicator, const AgreementText& mine, bool strict,
                   } else if (ProcessTurns() && mine.plan.empty() != theirs.plan.empty()) {
                     // Who takes turns waits until all others want theirs.
                     const int without = mine.plan.empty() ? rank : kRoot;
-                    agreement.error = Text("The training graph of rank ", without,
-                                           " was not rewritten, so it takes no "
-                                           "turns with other jobs, but rank ",
-                                           rank + kRoot - without,
-                                           " does; enable "
-                                           "Grappler (tf.config.optimizer) on all ranks, or omit crossover.");
+                    agreement.error = TakesNoTurns(without, rank + kRoot - without);
                   } else if (!mine.plan.empty() && !theirs.plan.empty()) {
                     difference = FirstDifference(mine.plan, rank, theirs.plan, kRoot);
                     if (!difference.empty() && strict) {

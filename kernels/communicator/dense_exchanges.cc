@@ -91,7 +91,7 @@ void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::t
   KvPairs pairs = exchange.Cut(hash, static_cast<size_t>(options_.kv_pair_bytes),
                                exchange.ways == Ways::kBoth ? options_.servers : options_.shard_servers);
   SiteStatistics& statistics = statistics_->Of(exchange.site);
-  statistics_->Submitted(hash, submitted, exchange.is_of_step);
+  if (exchange.is_counted) statistics_->Submitted(hash, submitted, exchange.is_of_step);
   auto active = std::make_shared<ActiveExchange>(std::move(exchange), std::move(done), hash, site.steps++,
                                                  std::move(pairs), statistics, submitted, staging);
   active_[{hash, active->step}] = active;
@@ -637,9 +637,9 @@ void DenseExchanges::Complete(const Active& active) {
     gathering_->FinishDense(active->site, active->common_form);
   }
   const auto now = Clock::now();
-  statistics_->Completed(now);
   const Exchange& exchange = active->exchange;
-  if (!exchange.is_range) {
+  if (exchange.is_counted) statistics_->Completed(now);
+  if (!exchange.is_range && exchange.is_counted) {
     statistics_->Exchanged(exchange.site, {exchange.row, active->start, now, exchange.bytes(), exchange.is_blocking});
   }
   active->done("");

@@ -59,6 +59,7 @@ struct Exchange {
   const char* row = "calls";  // of the timeline, see Event
   bool is_blocking = false;   // whether the step does nothing else meanwhile
   bool is_of_step = true;     // false: Python exchanges it, between steps
+  bool is_counted = true;     // whether statistics of steps, and timelines, have it
   int priority = 0;           // exchanges with smaller numbers overtake it
   int root = -1;              // -1: sum over ranks; otherwise every rank receives root's input
   Ways ways = Ways::kBoth;    // of a sum

@@ -169,12 +169,12 @@ struct TurnTable::Shared {
 
 TurnTable::TurnTable(const std::string& path, const std::string& name, const std::string& accelerator,
                      const TurnTaker& taker)
-    : job_(taker.job) {
+    : job_(taker.job), pid_(getpid()) {
   static_assert(std::atomic<uint64_t>::is_always_lock_free, "processes share it");
-  file_ = OpenFiles::Instance().Open(path, O_RDWR | O_CREAT);
+  file_ = OpenFiles::Instance().Open(path, O_RDWR | O_CREAT | O_NOFOLLOW);
   if (file_ < 0) {
     throw std::runtime_error(Text("crossover='", name, "' needs the file ", path, ", which cannot be opened (",
-                                  std::generic_category().message(errno), "); mount /dev/shm so that it can."));
+                                  std::generic_category().message(errno), "); remove it, or mount /dev/shm."));
   }
   try {
     Enter(path, name, accelerator, taker);
@@ -194,18 +194,21 @@ void TurnTable::Enter(const std::string& path, const std::string& name, const st
                                   kLongestEntry, " s, as one does that was stopped; continue or end that."));
   }
   struct stat status;
-  if (fstat(file_, &status) != 0 || (status.st_size == 0 && ftruncate(file_, sizeof(Shared)) != 0)) {
+  int failure = fstat(file_, &status) == 0 ? 0 : errno;
+  // Its memory is taken now: later, there would be a signal in place of an error.
+  if (failure == 0 && status.st_size == 0) failure = posix_fallocate(file_, 0, sizeof(Shared));
+  if (failure != 0) {
     throw std::runtime_error(Text(path, " of crossover='", name, "' cannot have ", sizeof(Shared), " bytes (",
-                                  std::generic_category().message(errno), "); make room in /dev/shm."));
+                                  std::generic_category().message(failure), "); make room in /dev/shm."));
   }
   if (status.st_size == 0 || status.st_size == static_cast<off_t>(sizeof(Shared))) {
     void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
     if (memory != MAP_FAILED) shared_ = static_cast<Shared*>(memory);
   }
-  if (shared_ && status.st_size == 0) {
-    shared_->magic = kMagic;
+  if (shared_ && shared_->magic == 0) {  // new, or its maker has died
     CopyText(name, shared_->name);
     CopyText(accelerator, shared_->accelerator);
+    shared_->magic = kMagic;
   }
   if (!shared_ || shared_->magic != kMagic) {
     throw std::runtime_error(Text(path, " of crossover='", name,
@@ -240,7 +243,8 @@ void TurnTable::Enter(const std::string& path, const std::string& name, const st
   }
   TryLock(file_, kFirstSlotLock + own_);  // which nobody else has: only who holds the lock of entries takes one
   Slot& own = shared_->slots[own_];
-  own.pid = getpid();
+  own.job = 0;  // while it changes
+  own.pid = pid_;
   own.rank = taker.rank;
   own.accelerators = taker.accelerators;
   CopyText(taker.program, own.program);
@@ -248,6 +252,7 @@ void TurnTable::Enter(const std::string& path, const std::string& name, const st
   own.state = static_cast<uint32_t>(TurnState::kIdle);
   own.since = NowNanoseconds();
   own.job = job_;
+  Wake();
 }
 
 TurnTable::~TurnTable() {
@@ -262,7 +267,7 @@ bool TurnTable::IsAlive(int slot) const { return IsLocked(file_, kFirstSlotLock 
 TurnGrant TurnTable::Take(double seconds) {
   const Locked lock(file_, kNumberLock, seconds);
   TurnGrant grant = {};
-  grant.number = shared_->next + 1;
+  grant.number = ++shared_->next;  // without the lock, too, none is given twice
   int others = 0;
   // A job whose process here has died may still have its turn elsewhere, so it is named too, behind those that live.
   for (const bool lives : {true, false}) {
@@ -274,32 +279,31 @@ TurnGrant TurnTable::Take(double seconds) {
     }
   }
   shared_->slots[own_].given = grant.number;
-  shared_->next = grant.number;
   return grant;
 }
 
 std::optional<TurnTable::Holder> TurnTable::FindHolder(const TurnGrant& grant) {
+  std::optional<Holder> holder;
+  uint64_t smallest = 0;
   for (int i = 0; i < kMostTakers; ++i) {
     const Slot& slot = shared_->slots[i];
     const uint64_t job = slot.job, passed = slot.passed;
     const TurnGrant::Given* const given = job == 0 || job == job_ ? nullptr : Find(grant, job);
-    if (!given || passed >= given->number) continue;
-    const TurnGrant::Given* const distrusted = Find(distrusted_, job);
-    if ((distrusted && passed < distrusted->number) || !IsAlive(i)) continue;
-    return Holder{job, slot.pid, slot.rank, slot.program};
+    if (!given || passed >= given->number || (holder && given->number >= smallest)) continue;
+    const auto distrusted = distrusted_.find(job);
+    if ((distrusted != distrusted_.end() && passed < distrusted->second) || !IsAlive(i)) continue;
+    holder = Holder{job, slot.pid, slot.rank, slot.program};
+    smallest = given->number;
   }
-  return std::nullopt;
+  return holder;
 }
 
 void TurnTable::Distrust(uint64_t job, const TurnGrant& grant) {
-  const TurnGrant::Given* const given = Find(grant, job);
-  if (!given) return;
-  auto place = std::find_if(distrusted_.others.begin(), distrusted_.others.end(),
-                            [job](const auto& each) { return each.job == job || each.job == 0; });
-  if (place != distrusted_.others.end()) *place = *given;
+  if (const TurnGrant::Given* const given = Find(grant, job)) distrusted_[job] = given->number;
 }
 
 void TurnTable::Show(TurnState state, uint64_t number) {
+  if (getpid() != pid_) return;  // in a process that a taker has forked
   Slot& own = shared_->slots[own_];
   own.number = number;
   own.since = NowNanoseconds();
@@ -307,6 +311,7 @@ void TurnTable::Show(TurnState state, uint64_t number) {
 }
 
 void TurnTable::Pass(uint64_t number) {
+  if (getpid() != pid_) return;
   shared_->slots[own_].passed = number;
   Wake();
 }

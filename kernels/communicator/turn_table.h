@@ -11,10 +11,13 @@
 #ifndef POSEIDON_COMMUNICATOR_TURN_TABLE_H_
 #define POSEIDON_COMMUNICATOR_TURN_TABLE_H_
 
+#include <sys/types.h>
+
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -62,11 +65,12 @@ class TurnTable {
   TurnTable(const TurnTable&) = delete;
   TurnTable& operator=(const TurnTable&) = delete;
 
-  // Takes the next number for this process's job. Another process is not waited for more than `seconds`: if it was
-  // stopped in here, it may have the same number.
+  // Takes the next number for this process's job. Another process is not waited for more than `seconds`: one that was
+  // stopped in here may then not know of this turn.
   TurnGrant Take(double seconds);
 
-  // A process of another job that has to pass its turn before this one's begins; none if it may begin.
+  // The process of another job that has to pass its turn before this one's begins, of several that with the smallest
+  // number, for which all others wait; none if it may begin.
   std::optional<Holder> FindHolder(const TurnGrant& grant);
 
   // From now on, does not wait for a job until it has passed the turn in which it is.
@@ -97,10 +101,11 @@ class TurnTable {
   bool IsAlive(int slot) const;
 
   const uint64_t job_;
+  const pid_t pid_;
   int file_ = -1;
   Shared* shared_ = nullptr;
-  int own_ = -1;               // slot
-  TurnGrant distrusted_ = {};  // jobs, and the number that each has to pass before it is waited for again
+  int own_ = -1;                             // slot
+  std::map<uint64_t, uint64_t> distrusted_;  // by job: the number that it has to pass before it is waited for again
 };
 
 }  // namespace poseidon

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "text.h"
@@ -24,6 +25,17 @@ constexpr char kReady[] = "turns/ready", kGrant[] = "turns/grant";
 constexpr microseconds kPauseForDevice{100};    // nothing tells that a GPU is done
 constexpr microseconds kPauseForOthers{20000};  // nothing tells that a process has died
 constexpr microseconds kPauseIdle{500000};
+
+// An exchange of `memory` that belongs to no step, as its statistics and timelines see it. One that a failed step has
+// begun may still be in flight.
+Exchange OfTurns(const char* site, void* memory) {
+  Exchange exchange;
+  exchange.site = site;
+  exchange.input = exchange.output = memory;
+  exchange.is_clocked = true;
+  exchange.is_counted = false;
+  return exchange;
+}
 
 std::mutex process_turns_mutex;
 std::shared_ptr<Turns>& OfProcess() {
@@ -120,19 +132,17 @@ void Turns::EndAllBut(int64_t step) {
 
 std::string Turns::Json() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return Text("{\"count\": ", count_, ", \"waiting_seconds\": ", waiting_s_, ", \"holding_seconds\": ", holding_s_,
-              "}");
+  return Text("{\"count\": ", count_, ", \"agreeing_seconds\": ", agreeing_s_, ", \"waiting_seconds\": ", waiting_s_,
+              ", \"holding_seconds\": ", holding_s_, "}");
 }
 
 // ---- between ranks ------------------------------------------------------------------------------
 
 void Turns::Ask(const std::shared_ptr<Turn>& turn) {
   auto ready = std::make_shared<int32_t>(1);
-  Exchange exchange;
-  exchange.site = kReady;
+  Exchange exchange = OfTurns(kReady, ready.get());
   exchange.dtype = DataType::kInt32;
   exchange.count = 1;
-  exchange.input = exchange.output = ready.get();
   communicator_->Submit(exchange, [weak = weak_from_this(), ready, turn](const std::string& error) {
     if (!error.empty()) KeepForEver(ready);
     const std::shared_ptr<Turns> turns = weak.lock();
@@ -150,11 +160,9 @@ void Turns::Ask(const std::shared_ptr<Turn>& turn) {
 // Tells all ranks the grant of the coordinator; of the others' own grant nothing is told.
 void Turns::Tell(const std::shared_ptr<Turn>& turn, const TurnGrant& grant) {
   auto told = std::make_shared<TurnGrant>(grant);
-  Exchange exchange;
-  exchange.site = kGrant;
+  Exchange exchange = OfTurns(kGrant, told.get());
   exchange.dtype = DataType::kBytes;
   exchange.count = sizeof(*told);
-  exchange.input = exchange.output = told.get();
   exchange.root = coordinator_;
   communicator_->Submit(exchange, [weak = weak_from_this(), told, turn](const std::string& error) {
     if (!error.empty()) KeepForEver(told);
@@ -164,7 +172,11 @@ void Turns::Tell(const std::shared_ptr<Turn>& turn, const TurnGrant& grant) {
     {
       std::lock_guard<std::mutex> lock(turns->mutex_);
       turn->grant = *told;
-      turns->table_->Show(TurnState::kWaiting, told->number);
+      turn->granted = Clock::now();
+      turns->agreeing_s_ += Seconds(turn->granted - turn->asked);
+      const bool has_one =
+          std::any_of(turns->turns_.begin(), turns->turns_.end(), [](const auto& each) { return each->has_begun; });
+      if (!has_one) turns->table_->Show(TurnState::kWaiting, told->number);
     }
     turns->table_->Wake();
   });
@@ -177,11 +189,12 @@ void Turns::Fail(const std::string& error) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& turn : turns_) {
       std::move(turn->waiting.begin(), turn->waiting.end(), std::back_inserter(waiting));
-      last_ = std::max(last_, turn->grant.number);
     }
     turns_.clear();
+    ready_.clear();
+    has_failed_ = true;
     table_->Show(TurnState::kIdle, last_);
-    table_->Pass(last_);
+    table_->Pass(std::numeric_limits<uint64_t>::max());  // also a number of which this rank has not been told
   }
   for (const Done& done : waiting) done(error);
 }
@@ -212,7 +225,7 @@ bool Turns::TakeNumbers() {
   std::deque<std::shared_ptr<Turn>> ready;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    ready.swap(ready_);
+    if (!has_failed_) ready.swap(ready_);
   }
   for (const auto& turn : ready) Tell(turn, table_->Take(deadline_s_));
   return !ready.empty();
@@ -248,6 +261,7 @@ bool Turns::BeginNext(bool* is_blocked) {
       *is_blocked = true;
       if (Seconds(now - turn.blocked) < deadline_s_) return false;
       table_->Distrust(holder->job, turn.grant);
+      turn.blocked = now;
       warning = Text("Process ", holder->pid, " (", holder->program, ", rank ", holder->rank,
                      " of another job) has not given back its turn on the accelerator for ", deadline_s_,
                      " s, so this job goes on without waiting for it; if it hangs, end it.");
@@ -256,9 +270,9 @@ bool Turns::BeginNext(bool* is_blocked) {
       turn.begun = now;
       waiting.swap(turn.waiting);
       ++count_;
-      waiting_s_ += Seconds(now - turn.asked);
+      waiting_s_ += Seconds(now - turn.granted);
       table_->Show(TurnState::kHolding, turn.grant.number);
-      communicator_->events().Add("turn", {"turn", turn.asked, now, 0, true});
+      communicator_->events().Add("turn", {"turn", turn.granted, now, 0, true});
       if (turn.wants_end && !turn.is_done) Finish(next);
     }
   }
@@ -276,7 +290,8 @@ void Turns::Finish(std::list<std::shared_ptr<Turn>>::iterator turn) {
       std::find_if(turns_.begin(), turns_.end(), [](const auto& each) { return each->grant.number > 0; });
   if (first == turns_.end()) {
     table_->Show(TurnState::kIdle, last_);
-    return table_->Pass(last_);
+    if (!has_failed_) table_->Pass(last_);
+    return;
   }
   table_->Show((*first)->has_begun ? TurnState::kHolding : TurnState::kWaiting, (*first)->grant.number);
   table_->Pass((*first)->grant.number - 1);

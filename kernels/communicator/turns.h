@@ -41,16 +41,17 @@ class Turns : public std::enable_shared_from_this<Turns> {
   // Ends it, when `is_done` says so: what was put into a GPU's stream before.
   void End(int64_t step, int64_t turn, std::function<bool()> is_done = nullptr);
 
-  // Ends all turns: after an error, or before the program does something else.
+  // Ends all turns, after an error.
   void EndAll();
 
-  // {"count": turns, "waiting_seconds", "holding_seconds"}.
+  // {"count": turns, "agreeing_seconds": of waiting for ranks of the same job, "waiting_seconds": for other jobs,
+  // "holding_seconds"}.
   std::string Json() const;
 
  private:
   struct Turn {
     int64_t step, turn;
-    Clock::time_point asked, begun, blocked;
+    Clock::time_point asked, granted, begun, blocked;
     std::vector<Done> waiting;  // for its beginning
     TurnGrant grant = {};       // number 0 before the coordinator has taken one
     uint64_t blocker = 0;       // the job for which it waits since `blocked`
@@ -79,8 +80,8 @@ class Turns : public std::enable_shared_from_this<Turns> {
   std::deque<std::shared_ptr<Turn>> ready_;  // for which this rank has to take a number
   uint64_t last_ = 0;                        // the largest number of a turn that is over
   uint64_t count_ = 0;
-  double waiting_s_ = 0, holding_s_ = 0;
-  bool stop_ = false;
+  double agreeing_s_ = 0, waiting_s_ = 0, holding_s_ = 0;
+  bool has_failed_ = false, stop_ = false;
 
   std::thread thread_;
 };

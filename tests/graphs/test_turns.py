@@ -26,8 +26,8 @@ def variable(name):
 
 def layers(step, value, weights, frozen=None, moments=False):
     """Returns (the sums of the gradients of two layers, new weights) of a step."""
-    for number in range(frozen is not None):
-        value = tf.matmul(value, frozen, name=f"frozen{number}_{step}")
+    if frozen is not None:
+        value = tf.matmul(value, frozen, name=f"frozen_{step}")
     for name in weights:
         value = tf.matmul(value, weights[name], name=f"{name}_{step}")
         if moments:
@@ -63,6 +63,14 @@ def weights_alone():
     penalty = tf.multiply(weights, weights, name="penalty")
     product = tf.matmul(placeholder("batch"), weights, name="product")
     tf.identity(ops.sync(product + penalty, "weights", True, [2, 2]))
+
+
+def random_numbers():
+    """Noise needs no batch, but its turn begins with the batch."""
+    batch = tf.raw_ops.IteratorGetNext(iterator=tf.compat.v1.placeholder(tf.resource, [], name="data"),
+                                       output_types=[tf.float32], output_shapes=[[2, 2]], name="batch")[0]
+    noise = tf.random.stateless_uniform([2, 2], [1, 2], name="noise")
+    tf.identity(ops.sync(tf.matmul(batch, noise, name="product") @ variable("weights"), "weights", True, [2, 2]))
 
 
 def in_a_branch():
@@ -109,10 +117,11 @@ CASES: dict[str, tuple] = {
     "a step": (lambda: steps(1), "ps", of_step(0)),
     "steps": (lambda: steps(3), "ps", of_step(0, 1, 2)),
     "layers that are not trained": (lambda: steps(2, frozen=True), "ps", {
-        0: ({"frozen0_0"}, {"first#0", "last#0"}), **of_step(1)}),
+        0: ({"frozen_0"}, {"first#0", "last#0"}), **of_step(1)}),
     "exchanges within a step": (lambda: steps(2, moments=True), "ps", of_step(0, 1)),
     "parts": (two_parts, "ps", {0: ({"critic_0"}, {"critic#0"}), 1: ({"judgement"}, {"generator"})}),
     "weights alone": (weights_alone, "ps", {0: ({"product"}, {"weights"})}),
+    "random numbers": (random_numbers, "ps", {0: ({"noise/StatelessRandomGetKeyCounter"}, {"weights"})}),
     "branch": (in_a_branch, "ps", {}),
     "loop": (in_a_loop, "ps", {0: ({"begin"}, {"weights"})}),
     "factors": (products, "sfb", {0: ({"product"}, {"kernel"})}),
@@ -143,6 +152,10 @@ def rewritten(build, policy):
 
 def found(graph_def) -> Turns:
     """Returns the turns of a graph."""
+    def is_of_batch(name):
+        """Whether a node is a batch, or waits for one."""
+        return name.startswith("batch") or any(map(is_of_batch, map(graph_lib.node_of, nodes[name].input)))
+
     nodes = {node.name: node for node in graph_def.node}
     begins = {node.name: node.attr["turn"].i for node in graph_def.node if node.op == turns.BEGIN}
     result: Turns = {number: (set(), set()) for number in begins.values()}
@@ -151,9 +164,12 @@ def found(graph_def) -> Turns:
         for name in waits_for:
             if name in begins:
                 result[begins[name]][0].add(node.name)
-                # It begins when the op could run, and not before.
+                # It begins when the op could run and the batch is there, and not before.
                 others = {graph_lib.node_of(tensor) for tensor in node.input} - {name}
-                assert {graph_lib.node_of(tensor) for tensor in nodes[name].input} == others
+                sources = {graph_lib.node_of(tensor) for tensor in nodes[name].input}
+                assert others <= sources
+                assert all(nodes[source].op in ("Placeholder", "IteratorGetNext") for source in sources - others)
+                assert any(map(is_of_batch, sources))
         if node.op == turns.END:
             result[node.attr["turn"].i][1].update(
                 nodes[name].attr["site"].s.decode() if "site" in nodes[name].attr else name for name in waits_for)

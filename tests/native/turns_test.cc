@@ -109,10 +109,10 @@ TEST(NoTurnBeginsBeforeTheLastRankIsReady) {
   auto ranks = Join(2);
   ranks[0]->turns->Begin(0, 0, ranks[0]->notes.Note("begun"));
   usleep(50000);
-  ranks[1]->notes.Add("ready");
-  ranks[1]->turns->Begin(0, 0, [&](const std::string&) { ranks[1]->notes.Add("begun"); });
-  EXPECT_EQ(ranks[1]->notes.WaitFor(2)[1], "begun", "");
-  EXPECT_EQ(ranks[0]->notes.WaitFor(1).size(), size_t{1}, "only once");
+  ranks[0]->notes.Add("the other one is ready");
+  ranks[1]->turns->Begin(0, 0, ranks[1]->notes.Note("begun"));
+  ranks[1]->notes.WaitFor(1);
+  EXPECT_EQ(ranks[0]->notes.WaitFor(2)[0], "the other one is ready", "");
 }
 
 TEST(ATurnOnAGpuEndsWhenItsWorkIsDone) {
@@ -168,7 +168,7 @@ void Train(RankWithTurns* rank, int host, uint64_t job, uint32_t seed, Accelerat
     rank->turns->Begin(step, 0, rank->notes.Note(""));
     EXPECT_EQ(rank->notes.WaitFor(step + 1)[step], "", "a turn");
     const uint64_t other = accelerators->job[host].exchange(job);
-    EXPECT(other == 0 || accelerators->is_dead[other],
+    EXPECT(other == 0 || accelerators->is_dead[other % 10],
            Text("job ", other, " has the accelerator that job ", job, " got"));
     Exchange1(rank->communicator.get(), "moments");
     usleep(random() % 300);
@@ -215,7 +215,7 @@ TEST(JobsThatBeginAndDieAtAnyTimeNeverWaitForEachOther) {
       processes.push_back(fork());
       if (processes.back() != 0) continue;
       try {
-        RunJob(job, test, seed, accelerators);
+        RunJob(10 * (start + 1) + job, test, seed, accelerators);  // never the same again
       } catch (const std::exception& error) {
         fprintf(stderr, "job %d: %s\n", job, error.what());
         _exit(1);

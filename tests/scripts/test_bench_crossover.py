@@ -10,7 +10,6 @@ import host_emulation
 import pytest
 
 from evaluation import modules
-from evaluation.comparisons import bench_crossover
 from evaluation.comparisons import shared_jobs
 
 CELL = shared_jobs.Cell("pair", (shared_jobs.SharedJob("mlp", 4), shared_jobs.SharedJob("vgg19", 2)), gbps=0.094,
@@ -24,20 +23,20 @@ JOBS = [{"compute_s": 1.0, "planned_bytes": 2 * 11_045_000 / 2, "alone": [12.0, 
 
 def test_gain_of_jobs_that_train_together():
     entry = {"cell": json.loads(json.dumps(dataclasses.asdict(CELL))), "with": JOBS}
-    found = bench_crossover.gain(entry, "with")
+    found = shared_jobs.gain(entry, "with")
     assert found.step_s == [1.5, 2.5] and found.compute_s == [0.5, 1.0]
     assert found.wire_s == pytest.approx([0.5, 1.0], rel=1e-3)
     assert found.sequential == [11.0, 10.0, 12.0] and found.together == [8.5, 8.0, 8.0]
     assert found.ratios == pytest.approx([11 / 8.5, 10 / 8, 12 / 8])
     assert found.bound == pytest.approx((4 * 1.5 + 2 * 2.5) / (4 * 0.5 + 2 * 1.0), rel=1e-3)
-    header, (row,) = bench_crossover.table([entry])
+    header, (row,) = shared_jobs.table([entry])
     assert dict(zip(header, row, strict=True)) | {
         "jobs": "pair", "turns": "with", "T, ms": "1,500 2,500", "steps": "4 2", "together, s": "8.00 (8.00 to 8.50)",
         "as fast": "1.294 (1.250 to 1.500)", "bound": "2.75", "of it": "0.471"} == dict(zip(header, row))
 
 
 def test_cells_are_found_again():
-    for cell in bench_crossover.CELLS.values():
+    for cell in shared_jobs.CELLS.values():
         assert shared_jobs.Cell.of(json.loads(json.dumps(dataclasses.asdict(cell)))) == cell
 
 
@@ -67,7 +66,7 @@ def test_small_jobs_share_accelerators(tmp_path):
     assert done.returncode == 0, done.stderr
     entry, = json.loads(path.read_text())
     for way in ("without", "with"):
-        found = bench_crossover.gain(entry, way)
+        found = shared_jobs.gain(entry, way)
         assert [len(found.sequential), len(found.together)] == [2, 2]
         for alone, compute in zip(found.step_s, found.compute_s):
             assert compute < alone < 3 * compute

@@ -701,14 +701,13 @@ CROSSOVER = json.loads((ROOT / "docs/results/crossover.json").read_text())
 @pytest.mark.parametrize("way", ["without", "with"])
 @pytest.mark.parametrize("entry", CROSSOVER, ids=[entry["cell"]["name"] for entry in CROSSOVER])
 def test_jobs_agree_with_what_was_measured(entry, way):
-    from evaluation.comparisons import bench_crossover  # late, as above
     from evaluation.comparisons import shared_jobs
     from evaluation.simulation import models
     from evaluation.workloads import profiles
     cell = shared_jobs.Cell.of(entry["cell"])
     there = machines(cell.hosts, cell.gbps, shared_jobs.LATENCY_US / cell.dilation,
-                     efficiency=bench_crossover.EFFICIENCY)
+                     efficiency=shared_jobs.EFFICIENCY)
     jobs = [(models.work_of(job.model, profiles.PROFILES[job.profile]),
              OVERLAP["poseidon+overlap" if job.overlaps else "poseidon"], job.steps) for job in cell.jobs]
-    measured = statistics.median(bench_crossover.gain(entry, way).together)
+    measured = statistics.median(shared_jobs.gain(entry, way).together)
     assert max(simulation.simulate_together(jobs, there, way == "with")) == pytest.approx(measured, rel=0.05)

@@ -3,8 +3,8 @@
     train_crossover.py FOLDER JOB OF NAME PROGRAM...
 
 JOB is this job's number of OF, which begin together; NAME is that of their turns, "" for none. A program is one of
-train_clocks.py, "hang" or "die": while another job trains, rank 1 stops in a step, or is killed; or "unlike": TensorFlow
-does not run the passes on rank 1.
+train_clocks.py; "hang" or "die": while another job trains, rank 1 stops in a step, or is killed; or "unlike":
+TensorFlow does not run the passes on rank 1.
 """
 
 import functools

@@ -212,7 +212,9 @@ class RewriteSession:
         return training.plan
 
     def _planned(self, training: passes.TrainingGraph, planning_pass: passes.Pass) -> passes.TrainingGraph:
-        return passes.run((planning_pass, self._write, *([turns.AddTurns()] if self.takes_turns else [])), training)
+        planned = passes.run((planning_pass, self._write), training)
+        trains = training_step.node_of(training.graph.graph_def) is not None  # else it adds up metrics, say
+        return turns.AddTurns()(planned) if self.takes_turns and trains else planned
 
     @staticmethod
     def _plan_of_exchanges(training: passes.TrainingGraph, planner: planning.Planner) -> planning.Plan | None:

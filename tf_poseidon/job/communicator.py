@@ -111,6 +111,7 @@ def _functions() -> ctypes.CDLL:
         ("take_turns", ctypes.c_bool, [handle, text, text, text, ctypes.c_uint64, ctypes.c_uint64, text, number,
                                        ctypes.c_double, text]),
         ("end_turns", None, []),
+        ("leave_turns", None, []),
         ("turns", ctypes.c_size_t, [text, ctypes.c_size_t]),
         ("describe_turns", ctypes.c_size_t, [text, text, ctypes.c_size_t]),
         ("leave", None, [handle]),
@@ -380,8 +381,12 @@ class Communicator:
         """Gives back the turn that this process has on its accelerator, if it has one."""
         self._lib.poseidon_end_turns()
 
+    def leave_turns(self) -> None:
+        """Has this process take turns no more."""
+        self._lib.poseidon_leave_turns()
+
     def turns(self) -> dict[str, Any]:
-        """Returns {"count": turns that this process has had, "waiting_seconds", "holding_seconds"}, or {}."""
+        """Returns how many turns this process has had, and for how long, as `PoseidonStrategy.stats`; {} for none."""
         return _json(self._lib.poseidon_turns)
 
     def abort(self, reason: str, seconds: float = 2.0) -> None:

@@ -73,11 +73,11 @@ class ErrorWatch:
             error: The error, which the caller raises.
             what: Where it came from, the same on all ranks: "fit".
         """
+        self._communicator.end_turns()  # the step that failed may have had one
         # Loops end by the end of their data.
         if isinstance(error, (JobEndedError, StopIteration)) or type(error).__name__ == "OutOfRangeError" or (
                 self._communicator.failure is not None):
             return
-        self._communicator.end_turns()  # the step that failed may have had one
         self.settle()
         rank = self._communicator.rank
         reason = cause(rank, error)

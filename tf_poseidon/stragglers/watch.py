@@ -103,11 +103,17 @@ class Watch:
         return [{**dataclasses.asdict(each), "host": self.hosts[each.rank]} for each in self.history.stragglers]
 
     def _measure(self) -> np.ndarray:
-        """Returns the number of steps, and seconds: the time, waits for others, waits for batches, lateness by rank."""
+        """Returns the number of steps, and seconds: the time, waits for others, waits for batches, lateness by rank.
+
+        The time is that without other jobs on the same accelerators: all ranks wait alike for these. For its turn, a
+        rank waits for the others of its own job before the first gradient, and not behind the last one.
+        """
         counts = self._communicator.statistics(has_sites=False)
+        turns = self._communicator.turns()
+        agreeing, others = turns.get("agreeing_seconds", 0.0), turns.get("waiting_seconds", 0.0)
         late = [counts["late_seconds"].get(rank, 0.0) for rank in range(self._communicator.size)]
-        return np.array([self._steps, time.perf_counter(), counts["waiting_seconds"], counts["input_seconds"],
-                         *late])
+        return np.array([self._steps, time.perf_counter() - others, counts["waiting_seconds"], counts["input_seconds"],
+                         agreeing, *late])
 
     def _add(self) -> None:
         now = self._measure()
@@ -117,14 +123,14 @@ class Watch:
     def _send(self) -> None:
         """Begins to tell all ranks what this one has measured."""
         rank, size = self._communicator.rank, self._communicator.size
-        (steps, seconds, waiting, inputs, *late), self._window = self._window, np.zeros_like(self._window)
+        (steps, seconds, waiting, inputs, agreeing, *late), self._window = self._window, np.zeros_like(self._window)
         plan = self.job.graph_pass.plan
         # Of steps that overlap, the wait of the last one alone is measured; the others wait as long.
         times = 1 if plan is None else plan.steps
         # By rank: the third and the fourth power of how late its parts came; how long it has waited; and for its input.
         own = np.zeros((4, size))
         own[:2] = np.power(times * np.array(late), [[3], [4]])
-        own[2:, rank] = times * waiting, inputs
+        own[2:, rank] = times * waiting + agreeing, inputs
         common = [seconds / size, time.time() if rank == 0 else 0.0]
         self._sent = (self._communicator.submit(_SITE, np.concatenate([own.ravel(), common])),
                       self._steps - int(steps) + 1, int(steps))

@@ -270,10 +270,10 @@ class PoseidonStrategy(tf.distribute.Strategy):
             "stragglers": [{"rank", "host", "cause": "arithmetic", "input" or "link", "share": of each step that it
             costs the others, "since_step", "since", "last": `time.time`, "own_seconds", "median_seconds": of a step,
             what the cause names, for this rank and the others}], the ranks that `fit`, `train_on_batch` and functions
-            of `distribute` wait for,
-            "turns": {"count": turns that this rank has had on an accelerator that other jobs share, "waiting_seconds",
-            "holding_seconds"}, {} without `crossover`}. A job of one process exchanges nothing, and
-            measures nothing.
+            of `distribute` wait for, "turns": {"count": turns that this rank has had on an accelerator that other jobs
+            share, "agreeing_seconds": how long it has waited for the other ranks before them, "waiting_seconds": and
+            for other jobs, "holding_seconds": how long it has had it}, {} without `crossover`}. A job of one process
+            exchanges nothing, and measures nothing.
         """
         if self.extended.job is None:
             return {"header_bytes": 0, "packets": 0, "waiting_seconds": 0.0, "waited_for": {}, "input_seconds": 0.0,

@@ -31,6 +31,7 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import poseidon_markers
+from tf_poseidon.graph_passes.graph import check
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
@@ -53,6 +54,9 @@ class AddTurns(passes.Pass):
 
     def requires(self, training: passes.TrainingGraph) -> str:
         return "" if training.rewritten is not None else "the graph is not rewritten"
+
+    def ensures(self, training: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+        return "" if result.rewritten is training.rewritten else check.problem_of(graph_lib.Graph(result.rewritten))
 
 
 def takes_turns(graph_def: graph_pb2.GraphDef) -> bool:
@@ -99,12 +103,20 @@ class _Turns:
         waits = collections.defaultdict[str, list[str]](list)  # by node: the nodes for which it is to wait
         before: set[str] = set()  # what belongs to former rounds
         for number, sums in sorted(by_round.items()):
-            needed = self._needed(sums) & self._computed - before
+            ancestors = self._needed(sums)
+            needed = ancestors & self._computed - before
             before |= needed
             hand_overs = [hand_over for node in sums if (hand_over := self._hand_over(node)) is not None]
-            if hand_overs and (first := self._first(needed, number)):
-                nodes += self._turn(number, first, hand_overs, waits)
+            # A node that waits for an end, or TensorFlow would leave that out.
+            awaiting = next((name for each in reversed(hand_overs) for name in each.awaiting), None)
+            if awaiting is not None and (first := self._first(needed, number)):
+                inputs = {name for name in ancestors if _is_input(self._graph.nodes[name])} - self._inside
+                turn, end = self._turn(number, first, inputs, hand_overs, waits)
+                nodes += turn
+                waits[awaiting].append(end)
         graph_def = self._rewritten.graph_def
+        if not nodes:
+            return graph_def
         kept = [_waiting(node, waits[node.name]) if node.name in waits else node for node in graph_def.node]
         return graph_lib.with_nodes(graph_def, kept + nodes)
 
@@ -149,26 +161,28 @@ class _Turns:
 
     # ---- writing ------------------------------------------------------------------------------
 
-    def _turn(self, number: int, first: Iterable[node_def_pb2.NodeDef], hand_overs: Sequence[_HandOver],
-              waits: dict[str, list[str]]) -> list[node_def_pb2.NodeDef]:
-        """Returns the nodes of the turn of a round, whose hand-overs are in the order of the graph; notes what waits.
+    def _turn(self, number: int, first: Iterable[node_def_pb2.NodeDef], inputs: Collection[str],
+              hand_overs: Sequence[_HandOver],
+              waits: dict[str, list[str]]) -> tuple[list[node_def_pb2.NodeDef], str]:
+        """Returns (the nodes of the turn of a round, the one that ends it); notes in `waits` what waits for it.
+
+        It begins when its batch is there, also before random numbers that need none.
         """
-        last = hand_overs[-1]
-        writer = graph_lib.Writer(f"poseidon_turn_{number}", devices.host_of(last.node.device))
+        # On a GPU, if any gradient is handed over there: it ends when that has come so far.
+        places = [hand_over.node.device for hand_over in hand_overs]
+        place = next((device for device in places if device != devices.host_of(device)), places[-1])
+        writer = graph_lib.Writer(f"poseidon_turn_{number}", devices.host_of(place))
         begins: dict[tuple[str, ...], str] = {}  # by what they wait for
         for node in first:
-            sources = tuple(sorted({graph_lib.node_of(tensor) for tensor in node.input}))
+            sources = tuple(sorted({*map(graph_lib.node_of, node.input), *inputs}))
             if sources not in begins:
                 begins[sources] = writer.add(f"begin_{len(begins)}", BEGIN, [f"^{name}" for name in sources],
                                              turn=number)
             waits[node.name].append(begins[sources])
-        with writer.placed(last.node.device if devices.has_kernel(END, last.node.device) else
-                           devices.host_of(last.node.device)):
+        with writer.placed(place if devices.has_kernel(END, place) else devices.host_of(place)):
             handed = sorted({name for hand_over in hand_overs for name in hand_over.handed})
             end = writer.add("end", END, [f"^{name}" for name in handed], turn=number)
-        for name in last.awaiting:  # or TensorFlow would leave it out
-            waits[name].append(end)
-        return writer.nodes
+        return writer.nodes, end
 
 
 def _is_input(node: node_def_pb2.NodeDef) -> bool:

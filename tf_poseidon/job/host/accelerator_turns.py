@@ -11,7 +11,6 @@ import hashlib
 import os
 import pathlib
 import secrets
-import socket
 import sys
 from typing import Any
 
@@ -28,7 +27,8 @@ NAME_VARIABLE = "TF_POSEIDON_ACCELERATOR"
 _FOLDER = pathlib.Path("/dev/shm")
 _PREFIX = "tf_poseidon-turns-"
 _DEADLINES_IN_TIMEOUT = 10  # a job that is not waited for is no reason to end this one
-_NAME_BYTES = 256
+_BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
+_NAME_BYTES, _LONGEST_PROGRAM = 256, 100
 _taken: str | None = None  # the name of this process's turns
 
 
@@ -56,11 +56,12 @@ def take(communicator: communicator_lib.Communicator, name: str, timeout_s: floa
              communicator.gather("turns/accelerators", padded.reshape(1, -1))]
     job = int(communicator.broadcast("turns/job", np.int64(secrets.randbits(62) | 1)))
     refusal = gpus.refusal_to_share(name) or communicator.take_turns(
-        str(_path(name, own)), name, own, job, _digest(sorted(names)), " ".join(sys.argv[:1]) or "python",
+        str(_path(name, own)), name, own, job, _digest(sorted(names)),
+        os.path.basename(sys.argv[0])[-_LONGEST_PROGRAM:] or "python",
         names.index(min(names)), timeout_s / _DEADLINES_IN_TIMEOUT)
     refused = communicator.gather("turns/refused", np.array([[bool(refusal)]], np.int32))[:, 0]
     if refused.any():
-        communicator.end_turns()
+        communicator.leave_turns()
         raise ConfigurationError(communicator.broadcast_text("turns/refused", refusal, int(np.argmax(refused))))
     _taken = name
 
@@ -82,7 +83,8 @@ def _accelerator() -> str:
     """Returns the name of the accelerator of this process, by which other processes know it."""
     if (gpu := gpus.name()) is not None:
         return gpu  # the same in all containers
-    return f"{socket.gethostname()}/{os.environ.get(NAME_VARIABLE, 'processors')}"
+    # Not the name of the host: containers on it have their own.
+    return f"{_BOOT.read_text().strip()}/{os.environ.get(NAME_VARIABLE, 'processors')}"
 
 
 def _path(name: str, accelerator: str) -> pathlib.Path:
