@@ -59,8 +59,11 @@ std::shared_ptr<Turns> ProcessTurns() {
 }
 
 void SetProcessTurns(std::shared_ptr<Turns> turns) {
-  std::lock_guard<std::mutex> lock(process_turns_mutex);
-  OfProcess().swap(turns);
+  {
+    std::lock_guard<std::mutex> lock(process_turns_mutex);
+    OfProcess().swap(turns);
+  }
+  if (turns) turns->Stop();  // whoever still has these
 }
 
 Turns::Turns(Communicator* communicator, std::unique_ptr<TurnTable> table, int coordinator, double deadline_s,
@@ -72,13 +75,15 @@ Turns::Turns(Communicator* communicator, std::unique_ptr<TurnTable> table, int c
       warn_(std::move(warn)),
       thread_([this] { Serve(); }) {}
 
-Turns::~Turns() {
+Turns::~Turns() { Stop(); }
+
+void Turns::Stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;
   }
   table_->Wake();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Turns::Begin(int64_t step, int64_t turn, Done done) {

@@ -34,6 +34,9 @@ class Turns : public std::enable_shared_from_this<Turns> {
   Turns(const Turns&) = delete;
   Turns& operator=(const Turns&) = delete;
 
+  // Begins and ends no more turns; before the communicator is left.
+  void Stop();
+
   // Calls `done` when this process has turn `turn` of a step, with why the job has failed if it has. Several ops may
   // ask for the same turn. All turns of former steps are over.
   void Begin(int64_t step, int64_t turn, Done done);
