@@ -74,6 +74,11 @@ def test_a_job_outlives_another_one(fault, is_named, tmp_path, solo):
                           "on the accelerator for 2 s", outcome.output)) == ({process} if is_named else set())
 
 
+def test_no_turn_begins_without_a_batch(tmp_path):
+    with futures.ThreadPoolExecutor() as pool:
+        start(pool, tmp_path, 0, 1, ["ends"], "ends").result()
+
+
 def test_ranks_begin_turns_together_or_the_job_ends(tmp_path):
     with futures.ThreadPoolExecutor() as pool:
         outcome = start(pool, tmp_path, 0, 1, ["unlike"], "unlike", run=launch.run).result()

@@ -3,8 +3,8 @@
     train_crossover.py FOLDER JOB OF NAME PROGRAM...
 
 JOB is this job's number of OF, which begin together; NAME is that of their turns, "" for none. A program is one of
-train_clocks.py; "hang" or "die": while another job trains, rank 1 stops in a step, or is killed; or "unlike":
-TensorFlow does not run the passes on rank 1.
+train_clocks.py; "hang" or "die": while another job trains, rank 1 stops in a step, or is killed; "unlike":
+TensorFlow does not run the passes on rank 1; or "ends": data end that nobody has counted.
 """
 
 import functools
@@ -67,6 +67,27 @@ def fail(strategy, kind, name, begin):
     model.fit(x, y, batch_size=1024, epochs=10000, verbose=0)
 
 
+def train_until_data_end(strategy, name):
+    """Trains on data of which nobody knows how many they are; noise, which needs none of them, waits for them, too."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5),
+                                  keras.layers.Dense(64, activation="relu"), keras.layers.Dropout(0.5), keras.layers.Dense(64)])
+        model.compile("sgd", "mse")
+
+    def batches():
+        for _ in range(5):
+            yield np.ones((512, 4), np.float32), np.ones((512, 64), np.float32)
+
+    data = tf.data.Dataset.from_generator(batches, output_signature=(
+        tf.TensorSpec((None, 4)), tf.TensorSpec((None, 64))))
+    model.fit(data, epochs=2, verbose=0)
+    assert strategy.stats()["turns"]["count"] == 10
+    own, = (taker for taker in takers(name) if taker["pid"] == os.getpid())
+    assert own["state"] == "idle", own  # nothing is left of the step that found no batch
+    model.fit(data, epochs=1, verbose=0)
+    assert strategy.stats()["turns"]["count"] == 15
+
+
 def main(folder, job, jobs, name, *programs):
     folder, job, jobs = pathlib.Path(folder), int(job), int(jobs)
     strategy = poseidon.PoseidonStrategy(crossover=name or None, timeout_s=20, heartbeat_timeout_s=4)
@@ -74,6 +95,8 @@ def main(folder, job, jobs, name, *programs):
     if programs[0] in ("hang", "die"):
         return fail(strategy, programs[0], name, begin)
     begin()
+    if programs[0] == "ends":
+        return train_until_data_end(strategy, name)
     if programs[0] == "unlike":
         programs = ["plain-adam"]
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": strategy.rank == 1})
