@@ -70,8 +70,9 @@ def fail(strategy, kind, name, begin):
 def train_until_data_end(strategy, name):
     """Trains on data of which nobody knows how many they are; noise, which needs none of them, waits for them, too."""
     with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5),
-                                  keras.layers.Dense(64, activation="relu"), keras.layers.Dropout(0.5), keras.layers.Dense(64)])
+        model = keras.Sequential([
+            keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dropout(0.5), keras.layers.Dense(64)])
         model.compile("sgd", "mse")
 
     def batches():
