@@ -4,6 +4,7 @@ import json
 import shutil
 
 import explain_models
+import keras
 import launch
 import measure_clocks
 import numpy as np
@@ -83,6 +84,7 @@ def test_counted_bytes_and_the_explained_plan_are_those_of_the_plan(tmp_path):
         sites = [of_rank[decision.site] for of_rank in counts[:cluster.servers]]  # which send most
         counted = [site["sent_bytes"] + site["received_bytes"] for site in sites]
         assert np.mean(counted) == decision.num_bytes * measure_clocks.STEPS
+    keras.backend.clear_session()  # names do not depend on the tests before
     explained = poseidon.explain(
         explain_models.compiled("sequential"), explain_models.BATCH, cluster.workers, cluster.bandwidth_gbps,
         servers=cluster.servers, latency_us=cluster.latency_us, gflops=cluster.gflops,
