@@ -101,15 +101,12 @@ class _Turns:
                 by_round[self._rounds[node.name] - 1].append(node)
         nodes: list[node_def_pb2.NodeDef] = []
         waits = collections.defaultdict[str, list[str]](list)  # by node: the nodes for which it is to wait
-        before: set[str] = set()  # what belongs to former rounds
         for number, sums in sorted(by_round.items()):
             ancestors = self._needed(sums)
-            needed = ancestors & self._computed - before
-            before |= needed
             hand_overs = [hand_over for node in sums if (hand_over := self._hand_over(node)) is not None]
             # A node that waits for an end, or TensorFlow would leave that out.
             awaiting = next((name for each in reversed(hand_overs) for name in each.awaiting), None)
-            if awaiting is not None and (first := self._first(needed, number)):
+            if awaiting is not None and (first := self._first(ancestors & self._computed, number)):
                 inputs = {name for name in ancestors if _is_input(self._graph.nodes[name])} - self._inside
                 turn, end = self._turn(number, first, inputs, hand_overs, waits)
                 nodes += turn
