@@ -107,7 +107,8 @@ class _Turns:
             # A node that waits for an end, or TensorFlow would leave that out.
             awaiting = next((name for each in reversed(hand_overs) for name in each.awaiting), None)
             if awaiting is not None and (first := self._first(ancestors & self._computed, number)):
-                inputs = {name for name in ancestors if _is_input(self._graph.nodes[name])} - self._inside
+                inputs = {name for name in ancestors - self._inside
+                          if _is_input(self._graph.nodes[name]) and _begins(self._graph.nodes[name])}
                 turn, end = self._turn(number, first, inputs, hand_overs, waits)
                 nodes += turn
                 waits[awaiting].append(end)
