@@ -187,6 +187,30 @@ TEST(WhoIsNotTrustedIsWaitedForAgainAfterItsTurn) {
   ExpectEnds({child});
 }
 
+TEST(OfSeveralTheFirstIsWaitedFor) {
+  const Path path;
+  // Its place in the table does not matter.
+  const auto second = Enter(path, 2), first = Enter(path, 3), third = Enter(path, 1);
+  const uint64_t of_first = first->Take(10).number, of_second = second->Take(10).number;
+  const TurnGrant grant = third->Take(10);
+  EXPECT_EQ(third->FindHolder(grant)->job, uint64_t{3}, "for which the second waits, too");
+  first->Pass(of_first);
+  EXPECT_EQ(third->FindHolder(grant)->job, uint64_t{2}, "");
+  second->Pass(of_second);
+  EXPECT(!third->FindHolder(grant), "all have passed");
+}
+
+TEST(ATableWhoseMakerHasDiedIsMadeAgain) {
+  const Path path;
+  Enter(path, 1);
+  FILE* const file = fopen(path.text.c_str(), "r+");
+  const uint64_t nothing = 0;
+  fwrite(&nothing, sizeof(nothing), 1, file);  // the last that is written of a new table
+  fclose(file);
+  const auto table = Enter(path, 1);
+  EXPECT_HOLDS(TurnTable::Describe(path.text), "{\"name\": \"name\", ");
+}
+
 TEST(TablesRefuseWhoDoesNotFit) {
   struct Row {
     const char* what;
