@@ -23,8 +23,10 @@ class GpuTurnEndKernel : public TurnEndKernel {
   }
 };
 
-[[maybe_unused]] const bool kRegistered =
-    RegisterOnGpu<GpuTurnEndKernel>(tensorflow::register_kernel::Name("PoseidonTurnEnd"), "GpuTurnEndKernel");
+[[maybe_unused]] const bool kRegistered = [] {
+  tensorflow::register_kernel::Name definition("PoseidonTurnEnd");
+  return RegisterOnGpu<GpuTurnEndKernel>(definition, "GpuTurnEndKernel");
+}();
 
 }  // namespace
 }  // namespace poseidon
