@@ -221,7 +221,8 @@ void TurnTable::Enter(const std::string& path, const std::string& name, const st
     Slot& slot = shared_->slots[i];
     const uint64_t job = slot.job;
     if (job == 0 || !IsAlive(i)) {
-      if (own_ < 0) own_ = i;
+      // A process that is leaving may still have the lock of a slot that is free.
+      if (own_ < 0 && TryLock(file_, kFirstSlotLock + i)) own_ = i;
       continue;
     }
     if (job == job_) continue;
@@ -241,7 +242,6 @@ void TurnTable::Enter(const std::string& path, const std::string& name, const st
     throw std::runtime_error(Text("crossover='", name, "' has ", number_of_jobs, " other jobs on ", accelerator,
                                   ", expected fewer; give some of them another name."));
   }
-  TryLock(file_, kFirstSlotLock + own_);  // which nobody else has: only who holds the lock of entries takes one
   Slot& own = shared_->slots[own_];
   own.job = 0;  // while it changes
   own.pid = pid_;

@@ -2,6 +2,7 @@
 
 #include "turn_table.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -198,6 +199,25 @@ TEST(OfSeveralTheFirstIsWaitedFor) {
   EXPECT_EQ(third->FindHolder(grant)->job, uint64_t{2}, "");
   second->Pass(of_second);
   EXPECT(!third->FindHolder(grant), "all have passed");
+}
+
+TEST(WhoEntersWhileAnotherLeavesIsWaitedFor) {
+  const Path path;
+  Enter(path, 1);
+  // As a process that has left its slot, the first one, but not closed the file.
+  constexpr off_t kFirstSlotLock = 16;
+  const int file = open(path.text.c_str(), O_RDWR);
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = kFirstSlotLock;
+  lock.l_len = 1;
+  EXPECT_EQ(fcntl(file, F_OFD_SETLK, &lock), 0, "the lock of a slot");
+  const auto first = Enter(path, 2);
+  first->Take(10);
+  close(file);
+  const auto second = Enter(path, 3);
+  EXPECT(second->FindHolder(second->Take(10)), "it has a lock of its own");
 }
 
 TEST(ATableWhoseMakerHasDiedIsMadeAgain) {
