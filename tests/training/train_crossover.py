@@ -44,7 +44,9 @@ def end_in_a_turn(name, number):
     while True:
         of_all = takers(name)
         do_both_train = len({taker["job"] for taker in of_all if taker["number"]}) > 1
-        if do_both_train and any(taker["pid"] == os.getpid() and taker["state"] == "holding" for taker in of_all):
+        # At its beginning, or it may be over when the signal comes.
+        if do_both_train and any(taker["pid"] == os.getpid() and taker["state"] == "holding"
+                                 and taker["seconds"] < 0.01 for taker in of_all):
             print(f"the process is {os.getpid()}", flush=True)
             os.kill(os.getpid(), number)
             return
@@ -101,11 +103,12 @@ def main(folder, job, jobs, name, *programs):
     if programs[0] == "unlike":
         programs = ["plain-adam"]
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": strategy.rank == 1})
+    pause = 0.0 if jobs == 1 else 0.1 if len(programs) > 1 else 0.3  # so that one that fails finds it training
     report = {"begin": time.time()}
     for program in programs:
         before = strategy.stats()["turns"]
         weights, report[program] = train_clocks.train(
-            strategy, *program.split("-"), folder, itertools.repeat(0.1 if jobs > 1 else 0))
+            strategy, *program.split("-"), folder, itertools.repeat(pause))
         np.savez(folder / f"{program}.{job}.{strategy.rank}.npz", *weights)
         after = strategy.stats()["turns"]
         report[program]["turns"] = {key: after[key] - before[key] for key in after}
