@@ -1,7 +1,7 @@
 // Asks for turns, and begins and ends them. A thread of its own waits for other processes: the progress thread never
 // waits, and ops give back theirs.
 //
-// Tests: tests/training/test_crossover.py, tests/unit/test_turns_model.py.
+// Tests: tests/native/turns_test.cc, tests/training/test_crossover.py, tests/unit/test_turns_model.py.
 
 #include "turns.h"
 

@@ -203,6 +203,17 @@ def control_inputs(node: node_def_pb2.NodeDef) -> list[str]:
     return [tensor for tensor in node.input if is_control(tensor)]
 
 
+def with_controls(node: node_def_pb2.NodeDef, names: Iterable[str]) -> node_def_pb2.NodeDef:
+    """Returns a node that waits for others, too, given by name; the node itself if there are none."""
+    controls = [f"^{name}" for name in names]
+    if not controls:
+        return node
+    changed = node_def_pb2.NodeDef()
+    changed.CopyFrom(node)
+    changed.input.extend(controls)
+    return changed
+
+
 def is_decided(node: node_def_pb2.NodeDef) -> bool:
     """Whether a pass has decided to keep a marker."""
     return DECIDED.keys() <= node.attr.keys()

@@ -82,7 +82,7 @@ def rewrite(planned: PlannedGraph, writer: type[SiteWriter]) -> graph_pb2.GraphD
         nodes += bundles_lib.open_bundle(graph, of_bundle, planned.decisions)
     replaced = {marker.node for marker in planned.training.markers} | {node.name for node in nodes}
     grouped = {exchange.site: exchange.group for exchange in plan.exchanges if exchange.group}
-    others = (_narrowed(_waiting(node, waits.get(node.name)), planned.training.narrow)
+    others = (_narrowed(graph_lib.with_controls(node, filter(None, [waits.get(node.name)])), planned.training.narrow)
               for node in graph.graph_def.node if node.name not in replaced)
     kept = [_with_priority(_in_group(node, grouped, planned.group_sizes), planned.training.priorities)
             for node in others]
@@ -122,15 +122,6 @@ def _with_priority(node: node_def_pb2.NodeDef, priorities: Mapping[str, int]) ->
     changed = type(node)()
     changed.CopyFrom(node)
     graph_lib.set_attribute(changed.attr["priority"], "priority", priority)
-    return changed
-
-
-def _waiting(node: node_def_pb2.NodeDef, control: str | None) -> node_def_pb2.NodeDef:
-    if control is None:
-        return node
-    changed = type(node)()
-    changed.CopyFrom(node)
-    changed.input.append(f"^{control}")
     return changed
 
 

@@ -115,7 +115,7 @@ class _Turns:
         graph_def = self._rewritten.graph_def
         if not nodes:
             return graph_def
-        kept = [_waiting(node, waits[node.name]) if node.name in waits else node for node in graph_def.node]
+        kept = [graph_lib.with_controls(node, waits.get(node.name, ())) for node in graph_def.node]
         return graph_lib.with_nodes(graph_def, kept + nodes)
 
     # ---- rounds -------------------------------------------------------------------------------
@@ -197,10 +197,3 @@ def _begins(node: node_def_pb2.NodeDef) -> bool:
     op_def = tf_compat.op_def(node.op)
     return op_def is not None and op_def.is_stateful and not node.op.startswith("Poseidon") and not any(
         argument.type == types_pb2.DT_RESOURCE for argument in (*op_def.input_arg, *op_def.output_arg))
-
-
-def _waiting(node: node_def_pb2.NodeDef, names: Iterable[str]) -> node_def_pb2.NodeDef:
-    changed = type(node)()
-    changed.CopyFrom(node)
-    changed.input.extend(f"^{name}" for name in names)
-    return changed
