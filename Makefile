@@ -127,6 +127,7 @@ bench: horovod
 	  --plot docs/results/staleness.png
 	$(BIN)/python -m evaluation.benchmarks.bench_overhead --json docs/results/bench_overhead.json
 	$(BIN)/python -m evaluation.benchmarks.bench_first_step --json docs/results/bench_first_step.json
+	$(BIN)/python -m evaluation.benchmarks.bench_threads --json docs/results/threads.json
 	$(BIN)/python -m evaluation.benchmarks.bench_outer_product --json docs/results/bench_outer_product.json
 	$(BIN)/python -m evaluation.benchmarks.bench_rewrite --json docs/results/bench_rewrite.json
 

@@ -14,10 +14,29 @@ from tf_poseidon.commands.doctor import Finding
 from tf_poseidon.commands.doctor import Kind
 from tf_poseidon.job.host import accelerator_turns
 from tf_poseidon.job.host import mpi_library
+from tf_poseidon.job.host import processors
+from tf_poseidon.job.host.processors import Processors
 
 
 def of(findings, subject):
     return [finding for finding in findings if finding.subject == subject]
+
+
+@pytest.mark.parametrize("own, chosen, lines", [
+    (Processors(((0,), (1,))), "", [("processors", "2 of 4, on 2 cores"),
+                                    ("threads", "2 for the ranks of this host together, each at least 1")]),
+    (Processors(((0, 4), (1, 5)), quota=1.5), "", [
+        ("processors", "4 of 4, on 2 cores"), ("processors", "the time of 1.5 of them"),
+        ("threads", "1 for the ranks of this host together, each at least 1")]),
+    (Processors(((3,),)), "7", [("processors", "1 of 4, on 1 core"),
+                                ("threads", "7 on each rank, since TF_NUM_INTRAOP_THREADS says so")])])
+def test_processors(own, chosen, lines, monkeypatch):
+    monkeypatch.setattr(processors, "found", lambda: own)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", chosen)
+    findings = [finding for finding in doctor.examine().findings if finding.subject in ("processors", "threads")]
+    assert [(finding.subject, finding.value) for finding in findings] == lines
+    assert all(finding.remedy for finding in findings if finding.kind is Kind.NOTE)
 
 
 def script(path, text):

@@ -33,6 +33,7 @@ from tf_poseidon.job import engines
 from tf_poseidon.job.host import gpu_driver
 from tf_poseidon.job.host import launching
 from tf_poseidon.job.host import mpi_library
+from tf_poseidon.job.host import processors
 
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu")
 _PACKAGES = ("tf_poseidon", *_TENSORFLOWS, "keras", "numpy", "mpich")
@@ -281,10 +282,7 @@ def _network() -> Iterator[Finding]:
 
 
 def _limits() -> Iterator[Finding]:
-    cores, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
-    yield _unless(usable == cores, "processors", f"{usable} of {cores}", Kind.NOTE,
-                  "a cpuset, taskset or Slurm leaves this process a part of them, and its ranks too; ask for more if "
-                  "they compute slowly")
+    yield from _processors()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     yield _unless(files >= _FEW_FILES, "open files", f"at most {files}", Kind.NOTE,
                   "a large job has a connection per rank: ulimit -n 65536")
@@ -299,6 +297,24 @@ def _limits() -> Iterator[Finding]:
                   Kind.NOTE if free >= _SHARED_BYTES else Kind.PROBLEM,
                   "MPI shares 6 MiB there for each rank: remove what ended programs have left "
                   "('/dev/shm/mpich_shm_*'), or docker run --shm-size=1g")
+
+
+def _processors() -> Iterator[Finding]:
+    own, of_machine = processors.found(), os.cpu_count() or 1
+    usable, cores = len(own.numbers), len(own.cores)
+    value = f"{usable} of {of_machine}, on {cores} core{'s' * (cores > 1)}"
+    yield _unless(usable == of_machine, "processors", value, Kind.NOTE,
+                  "a cpuset, taskset or Slurm leaves this process a part of them, and its ranks too; ask for more if "
+                  "they compute slowly")
+    if own.quota < cores:
+        yield Finding("processors", f"the time of {own.quota:g} of them", Kind.NOTE,
+                      "the container has a limit, which its ranks share; raise it if they compute slowly")
+    if chosen := os.environ.get("TF_NUM_INTRAOP_THREADS"):
+        yield Finding("threads", f"{chosen} on each rank, since TF_NUM_INTRAOP_THREADS says so", Kind.NOTE,
+                      "without it, the ranks of a host share its processors")
+    else:
+        threads = max(1, int(min(cores, own.quota)))
+        yield Finding("threads", f"{threads} for the ranks of this host together, each at least 1")
 
 
 def _turns() -> Iterator[Finding]:

@@ -121,41 +121,14 @@ def agree_on_options(communicator: Communicator, **options: object) -> None:
                 f"Ranks differ in {name}: {value} on rank {communicator.rank}, and "
                 f"{of_rank_0.get(name)} on rank 0. Start the same program, in the same environment, "
                 "on all ranks.")
-    _agree_on_threads(communicator)
     gpus.warn_of_shared(communicator)
-
-
-def _agree_on_threads(communicator: Communicator) -> None:
-    """Ends the job if ranks have chosen other numbers of threads; says so if they have other processors.
-
-    Raises:
-        PoseidonError: On all ranks.
-    """
-    own_threads = kernel_settings.chosen_threads(), kernel_settings.processors()
-    chosen, processors = communicator.gather("threads", np.array([own_threads])).T
-    threads = np.where(chosen, chosen, processors)
-    other = int(np.argmax(threads != threads[0]))
-    if not other:
-        return
-    what = " and ".join(f"{threads[rank]} on rank {rank} ({'as chosen' if chosen[rank] else 'that of its processors'})"
-                        for rank in (other, 0))
-    if chosen.any():
-        raise JobError(
-            f"Ranks differ in the number of threads of an op: {what}, and with other numbers kernels may compute other "
-            "bits; give all ranks the same TF_NUM_INTRAOP_THREADS, or "
-            "tf.config.threading.set_intra_op_parallelism_threads.")
-    if communicator.rank == 0:
-        _log.warning("Ranks have other numbers of threads in an op: %s. Kernels whose bits depend on that could make "
-                     "ranks differ, which ends the job; give all ranks the same TF_NUM_INTRAOP_THREADS to exclude it.",
-                     what)
 
 
 def difference_of_kernels(communicator: Communicator) -> str | None:
     """Returns a sentence about what now makes ranks' kernels compute other bits, None if nothing is known to."""
-    threads = kernel_settings.chosen_threads() or kernel_settings.processors()
     lines = [f"{name} is {value}" for name, value in kernel_settings.settings().items()]
     return CommunicatorComparison(communicator).difference(
-        "settings of kernels", "\n".join([*lines, f"the number of threads of an op is {threads}"]))
+        "settings of kernels", "\n".join([*lines, f"the number of threads of an op is {kernel_settings.threads()}"]))
 
 
 def least_memory(communicator: Communicator) -> int:

@@ -20,6 +20,7 @@ from tf_poseidon.job import failures
 from tf_poseidon.job.ending import Ending
 from tf_poseidon.job.ending import report_and_exit
 from tf_poseidon.job.host import gpus
+from tf_poseidon.job.host import thread_shares
 from tf_poseidon.options import JobOptions
 from tf_poseidon.options import TrainingOptions
 
@@ -38,12 +39,14 @@ class _Membership:
         options: The options with which it has joined.
         engine: The job's engine.
         announces: Whether the first strategy says what has joined.
+        sharing: How its ranks share the processors of their hosts, in a few words; "" if they do not.
     """
 
     ending: Ending | None
     options: JobOptions
     engine: engines.Engine
     announces: bool
+    sharing: str = ""
 
 
 _membership: _Membership | None = None
@@ -99,8 +102,9 @@ def described() -> str:
         hosts = len(set(ranks.hosts or ()))
         where = " on one host" if hosts == 1 else f" on {hosts} hosts" if hosts else ""
         dedicated = _joined().options.dedicated_servers
-        served = f", served by {dedicated} more," if dedicated else ""
-        who = f"{ranks.size} ranks{where}{served} over {engine().library()}"
+        details = [f"served by {dedicated} more"] * bool(dedicated) + [_joined().sharing] * bool(_joined().sharing)
+        more = "".join(f", {detail}" for detail in details) + "," * bool(details)
+        who = f"{ranks.size} ranks{where}{more} over {engine().library()}"
     return f"{who}, TensorFlow {tf.__version__}, Keras {keras_compat.TABLE.version}"
 
 
@@ -141,7 +145,7 @@ def check(job: JobOptions, training: TrainingOptions) -> None:
     training.check(job, launch.size, has_own_ops)
 
 
-def start(options: JobOptions, announces: bool = True) -> "Communicator | None":
+def start(options: JobOptions, announces: bool = True, planned_threads: int = 0) -> "Communicator | None":
     """Joins the job that this process was launched in, once per process.
 
     A dedicated server serves the job here, and ends its process when the job does.
@@ -149,6 +153,7 @@ def start(options: JobOptions, announces: bool = True) -> "Communicator | None":
     Args:
         options: The `JobOptions`.
         announces: Whether the first strategy says what has joined; False for a program that does so itself.
+        planned_threads: Same as in `thread_shares.take`.
 
     Returns:
         The communicator, or None if this process was launched alone.
@@ -179,6 +184,8 @@ def start(options: JobOptions, announces: bool = True) -> "Communicator | None":
     ranks = communicator()
     if ranks is not None and ranks.rank >= ranks.size:
         _serve(ranks)
+    if ranks is not None:
+        _membership = dataclasses.replace(_membership, sharing=thread_shares.take(ranks, planned_threads))
     return ranks
 
 

@@ -39,6 +39,7 @@ from tf_poseidon.reports import page
 
 _MOST_DIMENSIONS = 254  # as in TensorFlow
 _MOST_STEPS = 1000  # far more than a graph has
+_MOST_THREADS = 10_000  # far more than a host has processors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Plan:
         whole: The `WholeOp`s of the step: the ops that every rank computes for the rows of all ranks.
         divided: The `DividedWeight`s, of which no rank has a gradient to synchronise.
         row_shares: By rank, how many rows of a global batch it has in proportion to others; () if all have as many.
+        threads: How many threads computed an op on each rank of the job that it was made in; 0 if unknown.
         steps: How many steps of an execution overlap, by the graph that it was made for.
         overlap: Whether the steps of an execution overlap, and what holds them back, a sentence; "" if an execution has
             one step. Not part of a plan's file.
@@ -74,6 +76,7 @@ class Plan:
     whole: tuple[WholeOp, ...] = ()
     divided: tuple[DividedWeight, ...] = ()
     row_shares: tuple[int, ...] = ()
+    threads: int = dataclasses.field(default=0, compare=False)
     steps: int = dataclasses.field(default=1, compare=False)
     overlap: str = dataclasses.field(default="", compare=False)
     memory: Memory | None = dataclasses.field(default=None, compare=False)
@@ -321,6 +324,7 @@ class Plan:
         """Returns the plan as text."""
         head = {"digest": self.digest, "policy": self.policy, "cluster": self.cluster.fields(),
                 "operations": self.operations, **({"steps": self.steps} if self.steps > 1 else {}),
+                **({"threads": self.threads} if self.threads else {}),
                 **({"row_shares": self.row_shares} if self.row_shares else {})}
         return plan_file.to_text(head, self.sites, self.decisions, {
             "divided": self.divided, "exchanges": self.exchanges, "whole": self.whole})
@@ -363,6 +367,8 @@ class Plan:
                 raise ValueError(f"its 'shape' is {shown(value.shape)}")
         if not 1 <= self.steps <= _MOST_STEPS:
             raise ValueError(f"its 'steps' is {shown(self.steps)}")
+        if self.threads > _MOST_THREADS:
+            raise ValueError(f"its 'threads' is {shown(self.threads)}")
         if 0 in self.row_shares or len(self.row_shares) not in (0, self.cluster.workers):
             raise ValueError(f"its 'row_shares' is {shown(self.row_shares)}")
         for weight in self.divided:

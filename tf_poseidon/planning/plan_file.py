@@ -73,6 +73,7 @@ def from_text(text: str) -> dict[str, Any]:
             **{name: tuple(_made(kind, value) for value in lists[name]) for name, kind in _LISTS.items()},
             "row_shares": _value(tuple[int, ...], fields.get("row_shares", []), "row_shares"),
             "steps": _value(int, fields.get("steps", 1), "steps"),
+            "threads": _value(int, fields.get("threads", 0), "threads"),
             "digest": _value(str | None, fields.get("digest"), "digest")}
 
 

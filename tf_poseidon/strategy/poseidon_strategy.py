@@ -32,6 +32,8 @@ from tf_poseidon.job import worker_clocks
 from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.job.communicator import STAGING_COUNTERS
 from tf_poseidon.job.host import accelerator_turns
+from tf_poseidon.job.host import kernel_settings
+from tf_poseidon.job.host import thread_shares
 from tf_poseidon.job.job_variables import held_variables
 from tf_poseidon.job.job_variables import new_variables
 from tf_poseidon.job.job_variables import shard_service
@@ -177,7 +179,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         runtime.check(job_options, training)
         if training.plan or ranks_per_node is None:
             job_options = dataclasses.replace(job_options, ranks_per_node=training.ranks_per_node)
-        communicator = runtime.start(job_options)
+        communicator = runtime.start(job_options, planned_threads=training.plan.threads if training.plan else 0)
         keras_hook.install(alone=communicator is None)
         job = None if communicator is None else _job(communicator, training, timeout_s)
         super().__init__(extended.Extended(self, job, training))
@@ -244,8 +246,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
         """
         job = self.extended.job
         plan = job and job.graph_pass.plan
-        return plan if plan is None or job.row_shares.are_equal else dataclasses.replace(
-            plan, row_shares=job.row_shares.current)
+        return plan and dataclasses.replace(plan, threads=kernel_settings.threads(), **(
+            {} if job.row_shares.are_equal else {"row_shares": job.row_shares.current}))
 
     def stats(self) -> dict[str, Any]:
         """Returns what this rank has exchanged, and how long it has waited.
@@ -370,6 +372,8 @@ def _job(communicator: Communicator, training: options.TrainingOptions, timeout_
         field.name: getattr(training, field.name) for field in dataclasses.fields(training) if field.name != "synchrony"
     } | {"plan": training.plan and training.plan.digest, "cluster": repr(training.cluster),
          "versions": training.versions and training.versions.digest})
+    if training.plan is not None and communicator.rank == 0:
+        thread_shares.compare_with_plan(training.plan.threads)
     training.check_links(communicator.most_on_a_node)
     if training.crossover is not None:
         accelerator_turns.take(communicator, training.crossover, timeout_s)

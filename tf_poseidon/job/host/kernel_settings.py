@@ -40,9 +40,9 @@ def settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def processors() -> int:
-    """Returns the number of threads of an op where none is chosen: that of the processors that this process has."""
-    return len(os.sched_getaffinity(0))
+def threads() -> int:
+    """Returns the number of threads of an op: the chosen one, or that of the processors that this process may use."""
+    return chosen_threads() or len(os.sched_getaffinity(0))
 
 
 def chosen_threads(environment: Mapping[str, str] = os.environ) -> int:
