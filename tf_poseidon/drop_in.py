@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_poseidon import environment
 from tf_poseidon import grappler
 from tf_poseidon import options
 from tf_poseidon import planning
@@ -29,6 +30,7 @@ from tf_poseidon.ops import library
 _GFLOPS = 50.0
 
 
+@environment.is_asked
 def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: Mapping[str, str] | None = None,
            timeout_s: float = 600.0) -> grappler.GraphPass:
     """Speeds up a program that sums its gradients with Horovod's or TensorFlow's own collectives.

@@ -161,15 +161,8 @@ def _pin(text: str) -> tuple[str, str]:
 
 
 def _synchrony(text: str) -> str | bounds.Synchrony:
-    kind, _, numbers = text.partition(":")
-    kinds = {"ssp": (bounds.SSP, 1), "dssp": (bounds.DSSP, 2)}
-    given = [int(number) for number in numbers.split(",") if number.isdecimal() and number.isascii()]
-    if text == bounds.BSP:
-        return bounds.BSP
-    if kind not in kinds or numbers.count(",") + 1 != len(given) or len(given) != kinds[kind][1]:
-        raise argparse.ArgumentTypeError(f"'{text}', expected bsp, ssp:STALENESS or dssp:LOWER,UPPER, such as ssp:3")
     try:
-        return kinds[kind][0](*given)
+        return bounds.from_text(text)
     except ConfigurationError as error:
         raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
 

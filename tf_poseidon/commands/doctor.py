@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent import futures
 import dataclasses
+import difflib
 import enum
 import importlib.metadata
 import json
@@ -26,6 +27,7 @@ from typing import Any
 
 from packaging import requirements
 
+from tf_poseidon import environment
 from tf_poseidon import supported
 from tf_poseidon.base import tables
 from tf_poseidon.errors import PoseidonError
@@ -103,7 +105,8 @@ def examine(hosts: Sequence[str] = (), mpiexec: str = "") -> Diagnosis:
     checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
         ("Python", _python), ("TensorFlow", _tensorflow), ("Keras", _keras), ("op library", _op_library),
         ("MPI", _mpi), ("launcher", lambda: _launcher(mpiexec)), ("GPUs", _gpus), ("network", _network),
-        ("limits", _limits), ("turns", _turns), ("hosts", lambda: _hosts(hosts, mpiexec))]
+        ("limits", _limits), ("environment", _environment), ("turns", _turns),
+        ("hosts", lambda: _hosts(hosts, mpiexec))]
     return Diagnosis([finding for subject, check in checks for finding in _findings(subject, check)])
 
 
@@ -315,6 +318,17 @@ def _processors() -> Iterator[Finding]:
     else:
         threads = max(1, int(min(cores, own.quota)))
         yield Finding("threads", f"{threads} for the ranks of this host together, each at least 1")
+
+
+def _environment() -> Iterator[Finding]:
+    for name, text in environment.variables().items():
+        yield Finding(name, text, Kind.NOTE, "programs that do not say otherwise take this; unset it to change that")
+    options = [name.removeprefix(environment.PREFIX).lower() for name in environment.variables()]
+    environment.defaults(options)  # checks them
+    for name in environment.unknown():
+        close = difflib.get_close_matches(name, environment.names(), 1)
+        yield Finding(name, "no variable of tf_poseidon", Kind.NOTE,
+                      f"nothing reads it; {f'{close[0]} is one' if close else 'unset it'}")
 
 
 def _turns() -> Iterator[Finding]:

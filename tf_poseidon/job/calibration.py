@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_poseidon import environment
 from tf_poseidon import ops
 from tf_poseidon import options as options_lib
 from tf_poseidon import planning
@@ -72,7 +73,8 @@ def calibrate(**options: Any) -> planning.Cluster:
     if _measured is None:
         communicator = None if options else runtime.communicator()
         if communicator is None:
-            communicator = runtime.start(options_lib.JobOptions(**options))
+            names = [field.name for field in dataclasses.fields(options_lib.JobOptions)]
+            communicator = runtime.start(options_lib.JobOptions(**environment.defaults(names) | options))
         if communicator is None:
             _measured = planning.Cluster(workers=1, gflops=_rounded(measure_gflops()))
         else:

@@ -8,6 +8,7 @@ import typing
 from typing import Any
 from typing import cast
 
+from tf_poseidon import environment
 from tf_poseidon import grappler
 from tf_poseidon import options as options_lib
 from tf_poseidon.job import agreement
@@ -31,6 +32,7 @@ class Membership(typing.NamedTuple):
     size: int
 
 
+@environment.is_asked
 def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ranks_per_node: int | None = None,
              kv_pair_bytes: int | None = None, timeout_s: float = options_lib.JobOptions.timeout_s,
              startup_timeout_s: float = options_lib.JobOptions.startup_timeout_s,

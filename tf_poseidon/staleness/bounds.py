@@ -16,6 +16,7 @@ from tf_poseidon.errors import ConfigurationError
 # Each version that some rank may still read is a copy of the weights.
 MOST_STALENESS = 64
 BSP = "bsp"
+TEXTS = "bsp, ssp:STALENESS or dssp:LOWER,UPPER, such as ssp:3"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,22 @@ def of(synchrony: Any) -> Synchrony | None:
         return None
     raise ConfigurationError(f"synchrony={synchrony!r}, expected 'bsp', poseidon.SSP(staleness) or "
                              "poseidon.DSSP(lower, upper).")
+
+
+def from_text(text: str) -> str | Synchrony:
+    """Returns the option that a text means, as a command and the environment have it.
+
+    Raises:
+        ConfigurationError: If it means none.
+    """
+    kind, _, numbers = text.partition(":")
+    kinds = {"ssp": (SSP, 1), "dssp": (DSSP, 2)}
+    given = [int(number) for number in numbers.split(",") if number.isdecimal() and number.isascii()]
+    if text == BSP:
+        return BSP
+    if kind not in kinds or numbers.count(",") + 1 != len(given) or len(given) != kinds[kind][1]:
+        raise ConfigurationError(f"'{text}', expected {TEXTS}.")
+    return kinds[kind][0](*given)
 
 
 def _check(whole: str, name: str, value: Any, least: int) -> None:

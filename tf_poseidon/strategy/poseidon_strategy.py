@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import dataclasses
+import logging
 import os
 from typing import Any
 from typing import cast
 
 import tensorflow as tf
 
+from tf_poseidon import environment
 from tf_poseidon import grappler
 from tf_poseidon import keras_hook
 from tf_poseidon import options
@@ -44,6 +46,8 @@ from tf_poseidon.staleness import version_log
 from tf_poseidon.stragglers import watch
 from tf_poseidon.strategy import extended
 from tf_poseidon.timelines import recording
+
+_log = logging.getLogger("tf_poseidon")
 
 _latest = None
 # What ranks exchange besides what the program's steps do.
@@ -150,11 +154,15 @@ class PoseidonStrategy(tf.distribute.Strategy):
             each accelerator, so that one computes while the others exchange gradients. What they compute stays the
             same. None, the default, shares with no other program on purpose. docs/synchrony.md says when it gains.
 
+    What a program does not give comes from the environment, if it has a variable of that name: TF_POSEIDON_TIMEOUT_S=60
+    (docs/clusters.md).
+
     Raises:
         PoseidonError: If an option is out of range, or the job cannot be joined: no engine, a rank that never
             joins, an op library built for another TensorFlow; or if Keras is not one of the versions in `supported`.
     """
 
+    @environment.is_asked
     def __init__(self, policy: str = "auto", plan: planning.Plan | str | os.PathLike[str] | None = None,
                  pins: Mapping[str, str] | None = None, cluster: planning.Cluster | None = None,
                  wire_dtype: str | None = None, merge: bool = False, servers: Iterable[int] | None = None,
@@ -184,8 +192,11 @@ class PoseidonStrategy(tf.distribute.Strategy):
         job = None if communicator is None else _job(communicator, training, timeout_s)
         super().__init__(extended.Extended(self, job, training))
         global _latest
+        if _latest is None and (unknown := environment.unknown()) and self.rank == 0:
+            _log.warning("The environment has %s, which nothing reads; `tf-poseidon doctor` says what it may mean.",
+                         ", ".join(unknown))
         if job is not None and _latest is None:
-            runtime.announce(training.described(job.graph_pass.session.planner.cluster))
+            runtime.announce(training.described(job.graph_pass.session.planner.cluster) + environment.described())
         _latest = self
 
     @property
