@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 PREFIX = "TF_POSEIDON_"
 # Variables that are no options of a strategy.
-_OTHERS = ("ACCELERATOR", "CUDA", "EMULATED_GBPS", "INTERFACE", "JOB", "RESTARTS")
+_OTHERS = ("ACCELERATOR", "CUDA", "EMULATED_GBPS", "INTERFACE", "JOB", "LOGS", "RESTARTS")
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
 
 

@@ -47,7 +47,7 @@ def test_the_slow_rank_is_named(how, factor, tmp_path):
 
 def check_logs(logs, expected, how):
     """Rank 0's."""
-    assert {"loss", "step_ms", "exposed_ms", "input_ms", "sent_bytes", "slowest_rank"} <= logs.keys()
+    assert {"loss", "step_ms", "exposed_ms", "input_ms", "sent_bytes", "slowest_rank", "speedup"} <= logs.keys()
     assert logs["slowest_rank"][1] == 2 and all(number > 0 for number in logs["sent_bytes"])
     if how == "fit":  # of the second epoch, all steps are slow
         assert 1e3 * expected * 0.7 < logs["exposed_ms"][1] < logs["step_ms"][1]

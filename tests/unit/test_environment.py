@@ -41,8 +41,8 @@ def test_every_option_has_a_variable():
     ("cluster", "workers=x", "a whole number")])
 def test_what_no_option_can_be_is_refused(option, text, expected):
     variable = f"TF_POSEIDON_{option.upper()}"
-    with pytest.raises(ConfigurationError, match=rf"^The environment variable {variable} is '{text}', expected {expected}"
-                                                 r".*; change it, or unset it\.$"):
+    message = rf"^The environment variable {variable} is '{text}', expected {expected}.*; change it, or unset it\.$"
+    with pytest.raises(ConfigurationError, match=message):
         environment.defaults([option], {variable: text})
 
 

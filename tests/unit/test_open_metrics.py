@@ -11,7 +11,8 @@ from tf_poseidon.reports import open_metrics
 COUNTS = open_metrics.RankCounts(
     rank=1, steps=10, step_seconds=2.5, exposed_seconds=0.5, input_seconds=0.25, sent_bytes=3 << 40,
     late_seconds={0: 0.0, 1: 0.125},
-    stragglers=[{"rank": 2, "host": 'a"b\\c', "cause": "link", "share": 0.25}])
+    stragglers=[{"rank": 2, "host": 'a"b\\c', "cause": "link", "share": 0.25}], speedup=2.5,
+    restarts=3)
 
 
 def test_a_missing_library_is_named(monkeypatch):
@@ -37,12 +38,14 @@ def test_text():
     assert {name: (family.type, family.unit) for name, family in families.items()} == {
         "steps": ("counter", ""), "step_seconds": ("counter", "seconds"), "exposed_seconds": ("counter", "seconds"),
         "input_seconds": ("counter", "seconds"), "sent_bytes": ("counter", "bytes"),
-        "late_seconds": ("counter", "seconds"), "straggler_share_ratio": ("gauge", "ratio")}
+        "late_seconds": ("counter", "seconds"), "straggler_share_ratio": ("gauge", "ratio"),
+        "speedup_ratio": ("gauge", "ratio"), "restarts": ("gauge", "")}
     assert all(family.documentation for family in families.values())
     samples = {(sample.name, *sample.labels.values()): sample.value for family in families.values()
                for sample in family.samples}
     assert samples["tf_poseidon_sent_bytes_total", "1"] == 3 << 40
     assert samples["tf_poseidon_exposed_seconds_total", "1"] == 0.5
+    assert samples["tf_poseidon_speedup_ratio", "1"] == 2.5 and samples["tf_poseidon_restarts", "1"] == 3
     late, = (sample for sample in families["late_seconds"].samples if sample.value)
     assert late.labels == {"rank": "1", "late_rank": "1"} and late.value == 0.125
     share, = families["straggler_share_ratio"].samples

@@ -13,6 +13,7 @@ import atexit
 from collections.abc import Callable
 import contextlib
 import functools
+import logging
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.job import engines
 from tf_poseidon.job import failures
+from tf_poseidon.job import log_lines
 from tf_poseidon.job.host import interrupts
 
 if TYPE_CHECKING:  # it loads TensorFlow
@@ -139,9 +141,7 @@ def report_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
 
 
 def _say(text: str) -> None:
-    """Prints a text at once; other ranks must hear of it also where that is not possible, as on a full disk."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, end="", file=sys.stderr)
+    log_lines.say(text, logging.ERROR)
 
 
 def flush() -> None:

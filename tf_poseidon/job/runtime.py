@@ -17,6 +17,7 @@ from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.job import engines
 from tf_poseidon.job import failures
+from tf_poseidon.job import log_lines
 from tf_poseidon.job.ending import Ending
 from tf_poseidon.job.ending import report_and_exit
 from tf_poseidon.job.host import gpus
@@ -115,7 +116,7 @@ def announce(how: str) -> None:
     """
     ranks = communicator()
     if ranks is not None and ranks.rank == 0 and _joined().announces and _log.isEnabledFor(logging.WARNING):
-        print(f"tf_poseidon: {described()}; {how}", file=sys.stderr, flush=True)
+        log_lines.say(f"tf_poseidon: {described()}; {how}")
 
 
 def engine() -> engines.Engine:
@@ -162,6 +163,7 @@ def start(options: JobOptions, announces: bool = True, planned_threads: int = 0)
         PoseidonError: If the job cannot be joined, or was joined with different options.
     """
     global _membership
+    log_lines.begin()
     launch = engines.launch(options.engine)
     engine = engines.load(launch.engine)
     options = dataclasses.replace(options, engine=launch.engine)
@@ -198,6 +200,7 @@ def _join(size: int, engine: engines.Engine, options: JobOptions) -> Ending:
         # From here on the engine may keep the process from ending in the usual way.
         sys.excepthook = functools.partial(report_and_exit, sys.excepthook)
         raise
+    log_lines.is_rank(ranks.rank)
     ranks.use_for_ops()
     ending = Ending(ranks, engine)
     ending.guard()
@@ -207,7 +210,7 @@ def _join(size: int, engine: engines.Engine, options: JobOptions) -> Ending:
 def _serve(ranks: "Communicator") -> NoReturn:
     """Serves the workers until all of them have reached their end; then this program has reached its own."""
     if _joined().announces and _log.isEnabledFor(logging.WARNING):
-        print(f"tf_poseidon: rank {ranks.rank} serves the {ranks.size} ranks that train", file=sys.stderr, flush=True)
+        log_lines.say(f"tf_poseidon: rank {ranks.rank} serves the {ranks.size} ranks that train")
     ranks.serve()
     raise SystemExit(0)
 

@@ -27,6 +27,9 @@ class RankCounts:
         sent_bytes: What was sent.
         late_seconds: By rank, how much later than the median rank's its parts came, in each step the latest.
         stragglers: The present ones, as `strategy.stats` has them.
+        speedup: How many times as fast as one process these steps were, which has the work of all ranks; None if no
+            step was made.
+        restarts: How often `tf-poseidon run` has started the job again.
     """
 
     rank: int
@@ -37,6 +40,8 @@ class RankCounts:
     sent_bytes: int
     late_seconds: Mapping[int, float]
     stragglers: Sequence[Mapping[str, Any]]
+    speedup: float | None = None
+    restarts: int = 0
 
 
 _COUNTERS = (  # the field, and its unit, which its name ends with
@@ -92,6 +97,15 @@ class OpenMetrics:
         for straggler in counts.stragglers:
             share.add_metric([rank, str(straggler["rank"]), straggler["host"], straggler["cause"]], straggler["share"])
         yield share
+        restarts = core.GaugeMetricFamily("tf_poseidon_restarts", "How often the job was started again.",
+                                          labels=["rank"])
+        restarts.add_metric([rank], counts.restarts)
+        yield restarts
+        if counts.speedup is not None:
+            speedup = core.GaugeMetricFamily("tf_poseidon_speedup_ratio", "How many times as fast as one process these "
+                                             "steps were.", labels=["rank"], unit="ratio")
+            speedup.add_metric([rank], counts.speedup)
+            yield speedup
 
     def text(self) -> bytes:
         """Returns the text of the counts."""

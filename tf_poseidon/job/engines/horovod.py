@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import dataclasses
 import importlib.metadata
 import json
+import logging
 import os
 import secrets
 import socket
@@ -24,6 +25,7 @@ import numpy as np
 from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes.write import horovod_ops
 from tf_poseidon.job import communicator as communicator_lib
+from tf_poseidon.job import log_lines
 from tf_poseidon.job.engines import mpi
 from tf_poseidon.job.host import connections
 from tf_poseidon.job.host import forks
@@ -169,6 +171,5 @@ def _end_with_job(communicator: communicator_lib.Communicator, may_leave: bool) 
     if may_leave and communicator.failure.startswith("The network failed: The connection to rank"):
         return
     time.sleep(_GRACE_S)
-    text = f"[rank {communicator.rank}] The job has ended. {communicator.failure}\n"
-    os.write(2, text.encode())
+    log_lines.say(f"[rank {communicator.rank}] The job has ended. {communicator.failure}\n", logging.ERROR)
     os._exit(1)

@@ -22,6 +22,7 @@ import threading
 import time
 
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.job import log_lines
 from tf_poseidon.job.host import mpi_library
 
 # A host that cannot be reached twice, with this time in between, is gone. Its ranks are missed by the others, too, and
@@ -29,7 +30,7 @@ from tf_poseidon.job.host import mpi_library
 _WATCH_S = 15.0
 _REACH_S = 20.0  # longest time to start a process on a host
 _END_S = 10.0  # what the ranks get to end when the job is interrupted
-_RESTARTS = "TF_POSEIDON_RESTARTS"
+RESTARTS = "TF_POSEIDON_RESTARTS"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # not in the child, which may have a lock of another thread
 
@@ -106,7 +107,9 @@ def _run_once(launcher: str, command: Sequence[str], ranks: int, places: Mapping
     where = ["-hosts", ",".join(f"{host}:{number}" for host, number in places.items())] if places else []
     # A group of its own: a Ctrl-C of the terminal would reach mpiexec twice, which then does not wait for the ranks.
     process = subprocess.Popen([launcher, "-n", str(ranks), *where, *command], start_new_session=True,
-                               preexec_fn=_end_with_parent, env=os.environ | {_RESTARTS: str(restarts)})
+                               preexec_fn=_end_with_parent, env=os.environ | {
+                                   RESTARTS: str(restarts),
+                                   log_lines.JOB: log_lines.job() or f"{socket.gethostname()}-{os.getpid()}"})
     received: list[int] = []
 
     def forward(number: int, _: object) -> None:

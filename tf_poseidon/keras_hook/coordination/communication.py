@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tf_poseidon.base import files
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.job.host import launching
 from tf_poseidon.reports import open_metrics
 from tf_poseidon.stragglers import watch
 
@@ -35,7 +36,8 @@ class Communication(keras.callbacks.Callback):
     The logs of an epoch get these numbers of this rank, on rank 0 TensorBoard too: "step_ms", the time of a step;
     "exposed_ms", how long a step waits for other ranks, which nothing hides; "input_ms", how long for its batch;
     "sent_bytes", the bytes that it sends in a step; "slowest_rank", whose parts came latest to all, -1 if that is not
-    known yet, which takes 7 steps. The first execution of `fit` is left out. All ranks may have this callback; it
+    known yet, which takes 7 steps; "speedup", how many times as fast as one process the steps were, if that has the
+    work of all ranks. The first execution of `fit` is left out. All ranks may have this callback; it
     exchanges nothing.
 
     Args:
@@ -104,7 +106,7 @@ class Communication(keras.callbacks.Callback):
         if self._metrics is not None:
             self._try_to_refresh()
         late = {rank: seconds - self._late_before[rank] for rank, seconds in self._late().items()}
-        numbers = per_step(self._sums - self._sums_before, late)
+        numbers = per_step(self._sums - self._sums_before, late, self._ranks)
         if logs is not None:
             logs.update(numbers)
         if self._writer is not None:
@@ -121,6 +123,10 @@ class Communication(keras.callbacks.Callback):
     @property
     def _rank(self) -> int:
         return getattr(self.model.distribute_strategy, "rank", 0)
+
+    @property
+    def _ranks(self) -> int:
+        return self.model.distribute_strategy.num_replicas_in_sync
 
     def _stats(self) -> dict[str, Any]:
         """Returns `strategy.stats()`; nothing where the model is not of a PoseidonStrategy."""
@@ -159,7 +165,8 @@ class Communication(keras.callbacks.Callback):
         steps, seconds, exposed, inputs, sent = self._sums.tolist()
         self._metrics.counts = open_metrics.RankCounts(
             self._rank, int(steps), seconds, exposed, inputs, int(sent), self._late(),
-            self._stats().get("stragglers", []))
+            self._stats().get("stragglers", []), speedup(self._ranks, seconds, exposed, inputs) if steps else None,
+            int(os.environ.get(launching.RESTARTS, 0)))
         if self._path is not None and (self._rank == 0 or "{rank}" in self._path):
             files.write(self._path.replace("{rank}", str(self._rank)), self._metrics.text())
 
@@ -171,16 +178,31 @@ class Communication(keras.callbacks.Callback):
             self._path = None
 
 
-def per_step(sums: np.ndarray, late: Mapping[int, float]) -> dict[str, float]:
+def speedup(ranks: int, seconds: float, exposed: float, inputs: float) -> float:
+    """Returns how many times as fast as one process, which computes for all ranks, steps were.
+
+    Args:
+        ranks: Number of ranks.
+        seconds: How long the steps took.
+        exposed: How much of that they waited for other ranks.
+        inputs: How much of that they waited for data, as one process would.
+    """
+    computing = max(seconds - exposed - inputs, 0.0)
+    return (ranks * computing + inputs) / seconds
+
+
+def per_step(sums: np.ndarray, late: Mapping[int, float], ranks: int) -> dict[str, float]:
     """Returns the numbers of an epoch; none, if it has no steps.
 
     Args:
         sums: The number of its steps; seconds that they took, waited for others, and for their batches; bytes sent.
         late: By rank, how many seconds its parts were late.
+        ranks: Number of ranks.
     """
     steps, seconds, exposed, inputs, sent = sums.tolist()
     if not steps:
         return {}
     slowest = max(late, key=lambda rank: late[rank], default=-1)
     return {"step_ms": 1e3 * seconds / steps, "exposed_ms": 1e3 * exposed / steps, "input_ms": 1e3 * inputs / steps,
-            "sent_bytes": sent / steps, "slowest_rank": slowest if late.get(slowest, 0.0) > 0 else -1}
+            "sent_bytes": sent / steps, "slowest_rank": slowest if late.get(slowest, 0.0) > 0 else -1,
+            "speedup": speedup(ranks, seconds, exposed, inputs)}
