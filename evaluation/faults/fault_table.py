@@ -293,7 +293,7 @@ FAULTS = (
     Fault("MPI is missing", "a transport with another library's name", ("miss_mpi",),
           r"MPI was not found: .*pip install mpich"),
     Fault("/dev/shm is full", "a stand-in for `statvfs`", ("have_no_shared_memory",),
-          r"/dev/shm has 2\.7 MiB left, but MPI shares 6 MiB there for each rank; remove"),
+          r"/dev/shm has 2\.7 of 64\.0 MiB left, but MPI needs 24 MiB there for the ranks of this host \(2\); remove"),
     *(Fault(f"an option that cannot be: `{option}`", "it is given", ("ask_for", option), says)
       for option, says in (
           ("servers=[5]", r"servers=\[5\], expected distinct ranks from 0 to 1"),

@@ -123,7 +123,9 @@ def test_srun(answer, value, kind, tmp_path, monkeypatch):
 @pytest.mark.parametrize("answer, says, remedy", [
     (None, "reached; has the same versions", ""), ({"numpy": "1.0"}, "numpy 1.0, here", "install the same versions"),
     ("exit 7", "ended with status 7", "has to be there, too"), ("exit 0", "ended with status 0", "has to be there"),
-    ("echo No route to host >&2; exit 255", "No route to host", "'ssh far true'")])
+    ("echo No route to host >&2; exit 255", "No route to host", "'ssh far true'"),
+    ("printf '%s\\n' 'ssh: unknown far' '[mpiexec@here] ui_cmd_cb: failed.' >&2; exit 255", "ssh: unknown far",
+     "'ssh far true'")])
 def test_other_hosts(answer, says, remedy, tmp_path):
     """The launcher stands for one that starts a process elsewhere."""
     if not isinstance(answer, str):

@@ -45,9 +45,9 @@ _INSTALL = f"pip install 'tensorflow-cpu=={_NEWEST}.*', or 'tensorflow[and-cuda]
 _LAUNCHERS = {"Intel MPI": ("Intel",), "Open MPI": ("Open MPI", "OpenRTE", "PRRTE"), "MPICH": ("HYDRA",)}
 _ANSWER_S = 60.0  # longest time for another program to answer
 _FEW_FILES = 1024
-_SHARED_BYTES = 6 << 20  # what MPI takes for a rank
 _LONG_TURN_S = 60.0
 _STARTER_FAILED = 255  # of ssh
+_LAUNCHERS_OWN = ("[mpiexec@", "[proxy:")  # lines of it that tell where in its source something failed
 
 
 class Kind(enum.Enum):
@@ -296,10 +296,10 @@ def _limits() -> Iterator[Finding]:
                       "ranks of a machine exchange over loopback without it")
         return
     free = room.f_bavail * room.f_frsize
-    yield _unless(free >= 10 * _SHARED_BYTES, "/dev/shm", f"{free >> 20} MiB free",
-                  Kind.NOTE if free >= _SHARED_BYTES else Kind.PROBLEM,
-                  "MPI shares 6 MiB there for each rank: remove what ended programs have left "
-                  "('/dev/shm/mpich_shm_*'), or docker run --shm-size=1g")
+    few, several = mpi_library.shared_bytes(2), mpi_library.shared_bytes(8)
+    yield _unless(free >= several, "/dev/shm", f"{free >> 20} MiB free", Kind.NOTE if free >= few else Kind.PROBLEM,
+                  f"MPI needs {few >> 20} MiB there for 2 ranks of a host, {several >> 20} for 8: remove what ended "
+                  "programs have left ('/dev/shm/mpich_shm_*'), or docker run --shm-size=1g")
 
 
 def _processors() -> Iterator[Finding]:
@@ -389,7 +389,8 @@ def _versions_on(host: str, launcher: str) -> dict[str, str] | _NoAnswer:
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         said = done.stderr.strip() or f"ended with status {done.returncode}"
-        return _NoAnswer(said.splitlines()[-1], done.returncode == _STARTER_FAILED)
+        own = [line for line in said.splitlines() if not line.startswith(_LAUNCHERS_OWN)]  # what ssh says, or Python
+        return _NoAnswer((own or said.splitlines())[-1], done.returncode == _STARTER_FAILED)
     return json.loads(lines[-1])
 
 

@@ -28,8 +28,8 @@ _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", _SRUN)
 # Where they give this process's number on its machine.
 _LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
-# What MPICH and the UCX in it take there for each rank: 5.2 MiB with 2 and with 4 ranks.
-_SHARED_MEMORY, _SHARED_BYTES = "/dev/shm", 6 << 20
+_LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_SHARED_MEMORY = "/dev/shm"
 
 # UCX notes all memory that the process gives back to the system, until it has to register memory with a network card.
 # On one host that is never, so it would keep 150 kB for every thousand such events: some 2 MB for each new model.
@@ -71,7 +71,7 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
     """
     mpi_library.check_transport()
     _check_was_launched()
-    _check_shared_memory()
+    _check_shared_memory(next((int(os.environ[name]) for name in _LOCAL_SIZE_VARIABLES if name in os.environ), 1))
     if not mpi_library.is_own():  # an older UCX would warn of it
         os.environ.setdefault(*_UCX_NOTES)
     # mpiexec ends the others, and all children, when a connection ends, but not once it has noticed the end of the rank
@@ -171,18 +171,19 @@ def _check_was_launched() -> None:
             "'PMI_'.") from None
 
 
-def _check_shared_memory(directory: str = _SHARED_MEMORY) -> None:
-    """Refuses to start where MPI would end by SIGBUS, without a word, when it touches memory that is not there."""
+def _check_shared_memory(ranks: int, directory: str = _SHARED_MEMORY) -> None:
+    """Refuses to start ranks where MPI would end by a signal, when it touches memory that is not there."""
     try:
         room = os.statvfs(directory)
     except OSError:
         return  # none: MPI does without
-    free = room.f_bavail * room.f_frsize
-    if free < _SHARED_BYTES:
+    free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    needed = mpi_library.shared_bytes(ranks)
+    if free < mpi_library.SHARED_BYTES or size < needed:  # other ranks may have their parts already
         raise JobError(
-            f"{directory} has {free / 2**20:.1f} MiB left, but MPI shares {_SHARED_BYTES >> 20} MiB there for each "
-            f"rank; remove what ended programs have left ('{directory}/mpich_shm_*'), or give the container more "
-            "(docker run --shm-size=1g).")
+            f"{directory} has {free / 2**20:.1f} of {size / 2**20:.1f} MiB left, but MPI needs {needed >> 20} MiB "
+            f"there for the ranks of this host ({ranks}); remove what ended programs have left "
+            f"('{directory}/mpich_shm_*'), or give the container more (docker run --shm-size=1g).")
 
 
 def _check_only_mpi() -> None:

@@ -11,6 +11,8 @@ from tf_poseidon.errors import JobError
 
 TRANSPORT = pathlib.Path(__file__).parents[1] / "engines" / "libposeidon_mpi.so"
 
+SHARED_BYTES = 6 << 20  # what MPICH and the UCX in it take of /dev/shm for each rank: 5.2 MiB, with 2 and with 4 ranks
+
 # In the file of a transport that was built with MPICXX (kernels/communicator/mpi_transport.cc).
 _OWN = b"poseidon has an MPI of its own"
 
@@ -61,6 +63,15 @@ def version() -> str:
     if "MPICH Version" in lines:
         return f"MPICH {lines['MPICH Version'].strip()} ({lines.get('MPICH Device', '').strip()})"
     return said[0].partition(",")[0]
+
+
+def shared_bytes(ranks: int) -> int:
+    """Returns how much of /dev/shm has to be free before `ranks` of a host start.
+
+    UCX takes its part of `SHARED_BYTES` where some 14 MiB are left, or does without; ranks that look at the same time
+    take more than there is, and end by a signal.
+    """
+    return ranks * SHARED_BYTES + (12 << 20)
 
 
 def not_found(error: Exception) -> JobError:
