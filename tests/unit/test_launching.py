@@ -60,9 +60,9 @@ def test_job_starts_again(mpiexec, tmp_path, monkeypatch, ends, hosts, restarts,
 
 
 @pytest.mark.parametrize("ranks, hosts, launcher, message", [
-    (1, ("a", "b"), "mpiexec", "1 ranks cannot run on 2 hosts, .* give -n 2 or more, or fewer hosts"),
+    (1, ("a", "b"), "mpiexec", "1 ranks cannot run on 2 hosts, .* give 2 ranks or more, or fewer hosts"),
     (2, ("a", "a"), "mpiexec", "The hosts a, a name one twice"),
-    (2, (), "/no/mpiexec", "There is no launcher '/no/mpiexec'; pip install 'mpich>=5', or give --mpiexec")])
+    (2, (), "/no/mpiexec", "There is no launcher '/no/mpiexec'; pip install 'mpich>=5', or give the path")])
 def test_launchers_and_hosts_that_cannot_start_a_job_are_refused(mpiexec, ranks, hosts, launcher, message):
     given = mpiexec(0) if launcher == "mpiexec" else launcher
     with pytest.raises(ConfigurationError, match=message):

@@ -20,12 +20,7 @@ from tf_poseidon.job.host import forks
 from tf_poseidon.job.host import mpi_library
 from tf_poseidon.options import JobOptions
 
-# Where launchers say how many processes they started: hydra (MPICH, Intel MPI), Open MPI, PMIx,
-# Slurm's srun.
-_SRUN = "SLURM_STEP_NUM_TASKS"
-_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", _SRUN)
-
-# Where they give this process's number on its machine.
+# Where launchers give this process's number on its machine.
 _LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 _LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -51,10 +46,7 @@ def library() -> str:
 
 def launched_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str | None]:
     """Returns (processes, variable): how many a launcher has started, and the environment variable with it."""
-    for variable in _SIZE_VARIABLES:
-        if variable in environment:
-            return int(environment[variable]), variable
-    return 1, None
+    return mpi_library.launched_size(environment)
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
@@ -88,7 +80,8 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
     seen = joined.size + options.dedicated_servers
     if seen != size:
         variable = launched_size()[1]
-        with_what = ("srun --mpi=pmi2 (`srun --mpi=list` shows what this Slurm has)" if variable == _SRUN else
+        is_srun = variable == mpi_library.SRUN
+        with_what = ("srun --mpi=pmi2 (`srun --mpi=list` shows what this Slurm has)" if is_srun else
                      "the mpiexec of that MPI (for the mpich wheel, the one beside python)")
         raise JobError(
             f"The launcher started {size} processes ({variable}={size}), but MPI sees {seen}: it belongs to a "

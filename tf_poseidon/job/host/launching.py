@@ -1,4 +1,4 @@
-"""Starts a job with mpiexec, and starts it again when it fails: `tf-poseidon run`.
+"""Starts a job with mpiexec, and starts it again when it fails: `tf-poseidon run`, and `poseidon.run`.
 
 A program that writes backups (keras.callbacks.BackupAndRestore) resumes from the last one. Nothing here imports
 TensorFlow: this process outlives the job, and should be small.
@@ -20,6 +20,7 @@ import sys
 import sysconfig
 import threading
 import time
+from typing import NamedTuple
 
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.job import log_lines
@@ -33,6 +34,88 @@ _END_S = 10.0  # what the ranks get to end when the job is interrupted
 RESTARTS = "TF_POSEIDON_RESTARTS"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # not in the child, which may have a lock of another thread
+
+
+class Start(NamedTuple):
+    """One start of a job.
+
+    Attributes:
+        launcher: The path of mpiexec.
+        ranks: The number of ranks.
+        places: How many of them run on each host; empty if all run here.
+        number: How often the job was started before.
+        left: How often it may be started again.
+    """
+
+    launcher: str
+    ranks: int
+    places: Mapping[str, int]
+    number: int
+    left: int
+
+
+class LaunchedJob:
+    """A job that mpiexec runs: until all ranks have ended, a host is gone, or someone ends it."""
+
+    def __init__(self, start: Start, command: Sequence[str], environment: Mapping[str, str] = os.environ,
+                 has_pipes: bool = False) -> None:
+        """Starts the job.
+
+        Args:
+            start: How, and where.
+            command: What each rank runs.
+            environment: The environment variables of ranks.
+            has_pipes: Whether the process's stdout and stderr are pipes, and nothing is read from stdin.
+        """
+        places = start.places
+        where = ["-hosts", ",".join(f"{host}:{number}" for host, number in places.items())] if places else []
+        read, written = (subprocess.DEVNULL, subprocess.PIPE) if has_pipes else (None, None)
+        job = log_lines.job() or f"{socket.gethostname()}-{os.getpid()}"
+        # A group of its own: a Ctrl-C of the terminal would reach mpiexec twice, which then does not wait for the
+        # ranks.
+        self.process = subprocess.Popen(
+            [start.launcher, "-n", str(start.ranks), *where, *command], start_new_session=True,
+            preexec_fn=_end_with_parent, env={**environment, RESTARTS: str(start.number), log_lines.JOB: job},
+            stdin=read, stdout=written, stderr=written)
+        self._last: float | None = None  # the time by which it must have ended
+        self._gone, self._over = threading.Event(), threading.Event()
+        remote = [host for host in places if not is_here(host)]
+        threading.Thread(target=_watch, args=(start.launcher, remote, self._gone, self._over), daemon=True).start()
+
+    def end(self, number: int | None, within_s: float = _END_S) -> None:
+        """Has the job end.
+
+        Args:
+            number: A signal for all ranks; None if they end without one.
+            within_s: The time after which they are killed; that of an earlier call, if that comes sooner, holds.
+        """
+        last = time.monotonic() + within_s
+        self._last = last if self._last is None else min(self._last, last)
+        if number is not None:
+            self.process.send_signal(number)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether `end` was called, or a host is gone."""
+        return self._last is not None
+
+    def has_ended(self) -> bool:
+        """Returns whether it has ended; has to be called again and again, since it kills ranks whose time is up."""
+        if self.process.poll() is not None:
+            self._over.set()
+            return True
+        if self._last is None and self._gone.is_set():
+            self.end(None, 0)
+        if self._last is not None and time.monotonic() > self._last:
+            # The proxies of mpiexec end with it, and their ranks with them.
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return False
+
+    @property
+    def status(self) -> int:
+        """The exit status of a job that has ended; 128 and the number of the signal if one has ended mpiexec."""
+        status = self.process.returncode
+        return status if status >= 0 else 128 - status
 
 
 def run(command: Sequence[str], ranks: int, hosts: Sequence[str] = (), restarts: int = 0, mpiexec: str = "",
@@ -55,16 +138,31 @@ def run(command: Sequence[str], ranks: int, hosts: Sequence[str] = (), restarts:
     Raises:
         ConfigurationError: If there is no launcher, or fewer ranks than hosts.
     """
+
+    def attempt(start: Start) -> tuple[int, bool]:
+        status, is_interrupted = _run_once(start, command)
+        if status and not is_interrupted and not start.left:
+            tell(f"the job ended with status {status}, and --restarts={restarts} does not let it start again.")
+        return status, is_interrupted
+
+    return repeat(attempt, ranks, hosts, restarts, mpiexec, tell)
+
+
+def repeat(attempt: Callable[[Start], tuple[int, bool]], ranks: int, hosts: Sequence[str], restarts: int,
+           mpiexec: str, tell: Callable[[str], None]) -> int:
+    """Calls a function that runs a job until the job succeeds; as `run`, which says what the arguments are.
+
+    Args:
+        attempt: Runs the job once, and returns its exit status, and whether it was told to end it.
+    """
     launcher = find(mpiexec)
     places = _places(ranks, hosts)
-    for start in range(1, restarts + 2):
-        status, is_interrupted = _run_once(launcher, command, ranks, places, start - 1)
-        if status == 0 or is_interrupted:
-            return status
-        ended = f"the job ended with status {status}"
-        if start > restarts:
-            tell(f"{ended}, and --restarts={restarts} does not let it start again.")
+    for number in range(restarts + 1):
+        left = restarts - number
+        status, is_interrupted = attempt(Start(launcher, ranks, places, number, left))
+        if status == 0 or is_interrupted or not left:
             break
+        ended = f"the job ended with status {status}"
         gone = _unreachable(launcher, list(places))
         if gone:
             places = {host: number for host, number in places.items() if host not in gone}
@@ -74,7 +172,7 @@ def run(command: Sequence[str], ranks: int, hosts: Sequence[str] = (), restarts:
                 break
             ranks = sum(places.values())
         tell(f"{ended}; it starts again on {ranks} ranks{f' of {_listed(list(places))}' if places else ''} "
-             f"({restarts - start} more restarts).")
+             f"({left - 1} more restarts).")
         time.sleep(1)  # a fault that comes back at once should not fill a disk with logs
     return status
 
@@ -86,7 +184,7 @@ def find(mpiexec: str = "") -> str:
     path = next(filter(None, map(shutil.which, [mpiexec] if mpiexec else places)), None)
     if path is None:
         raise ConfigurationError(f"There is no launcher '{mpiexec or 'mpiexec'}'; pip install 'mpich>=5', or give "
-                                 "--mpiexec the path of MPICH's mpiexec.")
+                                 "the path of MPICH's mpiexec.")
     return path
 
 
@@ -96,45 +194,30 @@ def _places(ranks: int, hosts: Sequence[str]) -> dict[str, int]:
         raise ConfigurationError(f"The hosts {_listed(hosts)} name one twice; name each once.")
     if hosts and ranks < len(hosts):
         raise ConfigurationError(f"{ranks} ranks cannot run on {len(hosts)} hosts, which need at least one each; give "
-                                 f"-n {len(hosts)} or more, or fewer hosts.")
+                                 f"{len(hosts)} ranks or more, or fewer hosts.")
     base, extra = divmod(ranks, len(hosts) or 1)
     return {host: base + (number < extra) for number, host in enumerate(hosts)}
 
 
-def _run_once(launcher: str, command: Sequence[str], ranks: int, places: Mapping[str, int],
-              restarts: int) -> tuple[int, bool]:
+def _run_once(start: Start, command: Sequence[str]) -> tuple[int, bool]:
     """Returns how a job ended, and whether this process was told to end it."""
-    where = ["-hosts", ",".join(f"{host}:{number}" for host, number in places.items())] if places else []
-    # A group of its own: a Ctrl-C of the terminal would reach mpiexec twice, which then does not wait for the ranks.
-    process = subprocess.Popen([launcher, "-n", str(ranks), *where, *command], start_new_session=True,
-                               preexec_fn=_end_with_parent, env=os.environ | {
-                                   RESTARTS: str(restarts),
-                                   log_lines.JOB: log_lines.job() or f"{socket.gethostname()}-{os.getpid()}"})
     received: list[int] = []
+    job = LaunchedJob(start, command)
 
     def forward(number: int, _: object) -> None:
         received.append(number)
-        process.send_signal(number)
+        job.end(number)
 
-    handlers = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    gone, ended = threading.Event(), threading.Event()
-    remote = [host for host in places if not _is_here(host)]
-    threading.Thread(target=_watch, args=(launcher, remote, gone, ended), daemon=True).start()
-    last = None  # the time by which the job must have ended
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():  # only it may set handlers
+        handlers = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        while process.poll() is None:
-            if last is None and (received or gone.is_set()):
-                last = time.monotonic() + (_END_S if received else 0)
-            if last is not None and time.monotonic() > last:
-                os.killpg(process.pid, signal.SIGKILL)  # the proxies of mpiexec end with it, and their ranks with them
+        while not job.has_ended():
             time.sleep(0.05)
     finally:
-        ended.set()
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    if received:
-        return 128 + received[0], True
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode, False
+    return (128 + received[0], True) if received else (job.status, False)
 
 
 def _end_with_parent() -> None:
@@ -142,7 +225,8 @@ def _end_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _is_here(host: str) -> bool:
+def is_here(host: str) -> bool:
+    """Whether a host is known to be this one, by its name."""
     return host in ("localhost", "127.0.0.1", "::1", socket.gethostname())
 
 

@@ -1,10 +1,14 @@
-"""Which MPI the transport uses, and how it is loaded: the mpich wheel's, or a cluster's own. Imports no TensorFlow.
+"""Which MPI the transport uses, how it is loaded, and what its launcher says: the mpich wheel's, or a cluster's own.
+
+Imports no TensorFlow.
 
 Tests: tests/unit/test_doctor.py, tests/scripts/test_own_mpi.py.
 """
 
+from collections.abc import Mapping
 import ctypes
 import importlib.metadata
+import os
 import pathlib
 
 from tf_poseidon.errors import JobError
@@ -13,10 +17,23 @@ TRANSPORT = pathlib.Path(__file__).parents[1] / "engines" / "libposeidon_mpi.so"
 
 SHARED_BYTES = 6 << 20  # what MPICH and the UCX in it take of /dev/shm for each rank: 5.2 MiB, with 2 and with 4 ranks
 
+# Where launchers say how many processes they started: hydra (MPICH, Intel MPI), Open MPI, PMIx,
+# Slurm's srun.
+SRUN = "SLURM_STEP_NUM_TASKS"
+_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", SRUN)
+
 # In the file of a transport that was built with MPICXX (kernels/communicator/mpi_transport.cc).
 _OWN = b"poseidon has an MPI of its own"
 
 _VERSION_BYTES = 8192  # MPI_MAX_LIBRARY_VERSION_STRING
+
+
+def launched_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str | None]:
+    """Returns (processes, variable): how many a launcher has started, and the environment variable with it."""
+    for variable in _SIZE_VARIABLES:
+        if variable in environment:
+            return int(environment[variable]), variable
+    return 1, None
 
 
 def check_transport() -> None:
