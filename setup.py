@@ -245,7 +245,7 @@ if __name__ == "__main__":  # bazel/installed.py only asks what is installed, an
     NEEDED = ([] if os.environ.get("TF_POSEIDON_TENSORFLOW") else
               [f"{each.name}=={each.series}.*" for each in TENSORFLOWS] or [f"tensorflow-cpu=={NEWEST}.*"])
     setuptools.setup(
-        install_requires=["absl-py", "numpy", "packaging", "rich", SUPPORTED["KERAS"],
+        install_requires=["absl-py", "cloudpickle", "numpy", "packaging", "rich", SUPPORTED["KERAS"],
                           *(() if "MPICXX" in os.environ else ["mpich>=5"]), *NEEDED],
         ext_modules=[
             *(setuptools.Extension(f"tf_poseidon.ops.{SUPPORTED['library'](each.series)}", OP_SOURCES)

@@ -27,7 +27,7 @@ from tf_poseidon.staleness.bounds import DSSP
 from tf_poseidon.staleness.bounds import SSP
 from tf_poseidon.staleness.version_log import VersionLog
 
-# Modules of the names whose import loads TensorFlow; they are imported on first use.
+# Modules of the names whose import loads TensorFlow, or much else; they are imported on first use.
 _LATE = {
     "PoseidonStrategy": "strategy.poseidon_strategy",
     "Summary": "keras_hook.coordination.summary",
@@ -40,6 +40,7 @@ _LATE = {
     "rewrite_graph_def": "saved_graphs.rewriting",
     "rewrite_meta_graph": "saved_graphs.rewriting",
     "rewrite_saved_model": "saved_graphs.rewriting",
+    "run": "job.function_jobs.function_job",
     "strip": "saved_graphs.rewriting",
 }
 

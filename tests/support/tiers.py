@@ -88,6 +88,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("training/test_explaining.py::test_explained_plan_is_the_executed_one*", "rest"),
     ("training/test_explaining.py::test_plans_are_mixed", "rest"),
     ("training/test_explaining.py::*", "test"),
+    ("training/test_function_jobs.py::test_training", "nightly"),
     ("training/test_keras_programs.py::*", "test"),
     ("training/test_own_rows.py::*equal]", "test"),
     ("training/test_own_rows.py::*", "nightly"),

@@ -154,8 +154,8 @@ def test_notebooks_run_in_one_process(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "tf_poseidon"):
         assert [runtime.start(options.JobOptions()) for _ in range(2)] == [None, None]
     assert [record.getMessage() for record in caplog.records] == [
-        "A notebook trains in this process alone. To train on several, save the program as a file and start that, for "
-        "example in a cell: !mpiexec -n 4 python train.py"]
+        "A notebook trains in this process alone. To train on several, make it a function and call "
+        "poseidon.run(function, ranks=4), which starts them"]
     with pytest.raises(poseidon.PoseidonError, match="in a notebook, restart the kernel"):
         runtime.start(options.JobOptions(timeout_s=5))
 

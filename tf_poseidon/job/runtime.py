@@ -227,7 +227,7 @@ def _advise_notebook(size: int) -> None:
     Args:
         size: The number of processes, according to the launcher.
     """
-    instead = "save the program as a file and start that, for example in a cell: !mpiexec -n {} python train.py"
+    instead = "make it a function and call poseidon.run(function, ranks={}), which starts them"
     if size > 1:
         raise ConfigurationError(
             f"The kernel of this notebook is one of {size} processes that a launcher has started, but a notebook runs "

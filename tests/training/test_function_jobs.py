@@ -1,0 +1,202 @@
+"""`poseidon.run`: results, exceptions, ends and interrupts of jobs that programs start; most import no TensorFlow."""
+
+import _thread
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+
+import tf_poseidon as poseidon
+from tf_poseidon.job.host import launching
+
+OFFSET = np.arange(3)
+
+
+class OwnError(Exception):
+    """An exception that needs two arguments."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+def own_rank():
+    return int(os.environ["PMI_RANK"])
+
+
+def on_rank(rank, action):
+    """Returns a function that does something on one rank, while the others sleep."""
+
+    def act():
+        import os
+        import time
+        if int(os.environ["PMI_RANK"]) == rank:
+            return action()
+        time.sleep(60)
+
+    return act
+
+
+def raises(kind, *arguments):
+    def act():
+        raise kind(*arguments)
+
+    return act
+
+
+def kills_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("function, options, expected", [
+    (lambda a, *, b: ((OFFSET + a + b).tolist(), own_rank(), os.environ["OWN"]),
+     {"args": (1,), "kwargs": {"b": 2}, "environment": {"OWN": "ä"}}, ([3, 4, 5], 0, "ä")),
+    (lambda: sys.exit() if own_rank() == 1 else bytes(10_000_000) + bytes([own_rank()]),
+     {"all_results": True, "ranks": 3}, [bytes(10_000_001), None, bytes(10_000_000) + b"\2"])], ids=["one", "all"])
+def test_results(function, options, expected):
+    assert poseidon.run(function, **options) == expected
+
+
+@pytest.mark.parametrize("function, kind, message", [
+    (on_rank(1, raises(ValueError, "wrong")), ValueError, "^wrong$"),
+    (on_rank(0, raises(OwnError, 1, 2)), poseidon.JobError, r"^Rank 0 on \S+ failed: .*OwnError: 1 and 2"),
+    (on_rank(1, lambda: sys.exit(3)), poseidon.JobError, r"^Rank 1 on \S+ failed: SystemExit: 3"),
+    (on_rank(1, kills_itself), poseidon.JobError, r"^Rank 1 on \S+ was ended by signal 9 \(SIGKILL\)"),
+    (on_rank(1, lambda: os._exit(5)), poseidon.JobError, r"^Rank 1 on \S+ has ended before the function .* status"),
+    (threading.Lock, poseidon.ConfigurationError, "^The result of rank 0, <unlocked .* cannot be sent"),
+    (lambda: poseidon.run(own_rank), poseidon.ConfigurationError, r"was called in a rank of a job \(PMI_SIZE=2\)")],
+    ids=["ValueError", "OwnError", "exit", "killed", "os._exit", "result", "nested"])
+def test_what_has_failed_first_is_raised(function, kind, message, monkeypatch, capfd):
+    # That os._exit ends nobody else: here the job ends a moment after it.
+    from tf_poseidon.job.function_jobs import function_job
+    monkeypatch.setattr(function_job, "_END_S", 1.0)
+    begin = time.monotonic()
+    with pytest.raises(kind, match=message) as raised:
+        poseidon.run(function)
+    assert time.monotonic() - begin < 20
+    text = "".join(traceback.format_exception(raised.value))
+    assert "signal" in message or "has ended" in message or "Traceback (most recent call last)" in text.partition(
+        "direct cause")[0]
+    assert "Traceback" not in capfd.readouterr().err  # it is raised, and not printed besides
+
+
+LOCK = threading.Lock()
+
+
+@pytest.mark.parametrize("function, options, message", [
+    (3, {}, "was given 3, expected a function"), (own_rank, {"ranks": 0}, "ranks=0, expected a whole number of at"),
+    (own_rank, {"restarts": -1}, "restarts=-1, expected"), (own_rank, {"args": 3}, r"args=3, expected a tuple"),
+    (own_rank, {"hosts": "a"}, "hosts='a', expected a list"),
+    (own_rank, {"hosts": ["a", "b"], "ranks": 1}, "1 ranks cannot run on 2 hosts"),
+    (own_rank, {"mpiexec": "/no/mpiexec"}, "There is no launcher"),
+    (own_rank, {"args": (1, LOCK)}, r"^Argument 1 of poseidon.run's function, <unlocked .* cannot be sent to ranks"),
+    (own_rank, {"kwargs": {"x": LOCK}}, "^Argument 'x' of"),
+    (lambda lock=LOCK: (lambda: lock), {}, "^The function <function .* of poseidon.run cannot be sent")])
+def test_what_cannot_be_a_job_is_refused(function, options, message):
+    with pytest.raises(poseidon.ConfigurationError, match=message):
+        poseidon.run(function, **options)
+
+
+def test_variables_that_cannot_be_sent_are_named():
+    lock = threading.Lock()
+    with pytest.raises(poseidon.ConfigurationError, match="^'lock', which poseidon.run's function uses"):
+        poseidon.run(lambda: lock)
+
+
+def test_a_rank_is_no_caller(monkeypatch):
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    with pytest.raises(poseidon.ConfigurationError, match="HOROVOD_SIZE=2"):
+        poseidon.run(own_rank)
+
+
+def test_output_appears_as_it_comes(capsys):
+    """In the streams of the caller, also in a thread; progress bars rewrite their line."""
+
+    def shows():
+        import os
+        import sys
+        if os.environ["PMI_RANK"] == "0":
+            print("1/2\b\b\b\r2/2 ━", flush=True)
+            print("warning", file=sys.stderr)
+
+    thread = threading.Thread(target=poseidon.run, args=(shows,))
+    thread.start()
+    thread.join(30)
+    assert capsys.readouterr() == ("1/2\b\b\b\r2/2 ━\n", "warning\n")
+
+
+def test_interrupt_ends_all_ranks(tmp_path):
+    def waits(folder):
+        import os
+        import time
+        open(os.path.join(folder, str(os.getpid())), "w").close()
+        time.sleep(60)
+
+    def interrupt():
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.02)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        poseidon.run(waits, (str(tmp_path),))
+    assert time.monotonic() - begin < 10
+    assert not any(os.path.exists(f"/proc/{path.name}") for path in tmp_path.iterdir())
+
+
+def test_restarted_function_succeeds(capfd):
+    def fails_once():
+        import os
+        if os.environ["TF_POSEIDON_RESTARTS"] == "0":
+            raise OSError("once")
+        return os.environ["TF_POSEIDON_RESTARTS"]
+
+    assert poseidon.run(fails_once, restarts=2) == "1"
+    assert "poseidon.run: the job ended with status 1; it starts again on 2 ranks (1 more" in capfd.readouterr().err
+
+
+def test_ranks_of_other_hosts_connect(tmp_path):
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text(f'#!/bin/sh\nexec {launching.find()} -launcher fork "$@"\n')
+    launcher.chmod(0o755)
+    assert poseidon.run(lambda: 5, hosts=["127.0.0.2", "127.0.0.3"], mpiexec=str(launcher), all_results=True) == [5, 5]
+
+
+def test_main_modules_need_no_guard(tmp_path):
+    """Of programs that nobody imports; their modules are in a folder that only they know of; TensorFlow stays away."""
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "own_module.py").write_text("def add(a, b):\n    return a + b\n")
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nsys.path.insert(0, sys.argv[1])\n"
+                       "import own_module\nimport tf_poseidon as poseidon\n"
+                       "def function():\n    return own_module.add(1, 2)\n"
+                       "print(poseidon.run(function), 'tensorflow' in sys.modules)\n")
+    root = str(pathlib.Path(poseidon.__file__).parents[1])
+    done = subprocess.run([sys.executable, str(program), str(tmp_path / "more")], capture_output=True, text=True,
+                          timeout=60, env={**os.environ, "PYTHONPATH": root})
+    assert done.stdout == "3 False\n", done.stderr
+
+
+def test_training():
+    def trains():
+        import keras
+
+        import tf_poseidon as poseidon
+        keras.utils.set_random_seed(1)
+        with poseidon.PoseidonStrategy(policy="ps").scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+            model.compile("sgd", "mse")
+        x = np.arange(32, dtype="float32").reshape(8, 4) / 32
+        model.fit(x, x[:, :2], batch_size=8, verbose=0)
+        return model.get_weights()
+
+    one, two = poseidon.run(trains, all_results=True, environment={"TF_CPP_MIN_LOG_LEVEL": "2"})
+    for weight, other in zip(one, two):
+        np.testing.assert_array_equal(weight, other)
