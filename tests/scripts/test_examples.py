@@ -127,3 +127,14 @@ def test_own_loop_resumes(tmp_path):
     number = result_of(undisturbed, "Test accuracy", 2)
     assert number == result_of(ended, "Test accuracy", 0) and float(number) >= 0.94
     assert re.search(r"^  sum +64x256 +131,072 B +sequential/dense/kernel$", undisturbed.output, re.MULTILINE)
+
+
+def test_notebook():
+    """Its cells in one process that is no notebook; they print what it shows."""
+    cells = [cell for cell in json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+             if cell["cell_type"] == "code"]
+    outcome = launch.run_ok(["-c", "\n".join("".join(cell["source"]) for cell in cells)], ranks=0, timeout_s=120,
+                            fresh=True)
+    shown = "".join(line for output in cells[-1]["outputs"] for line in output["text"])
+    assert shown.splitlines()[-1] in outcome.output.splitlines()  # the shapes; accuracies depend on the kernels
+    assert outcome.output.count("Epoch 3/3") == 1
