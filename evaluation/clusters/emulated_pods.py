@@ -2,7 +2,7 @@
 
     sudo env "PATH=$PATH" python -m evaluation.clusters.emulated_pods examples/kubernetes/mpijob.yaml
 
-The hosts are those of evaluation/clusters/emulated_cluster.py, one for each replica of the job's workers. Each starts
+The hosts are those of tf_poseidon/emulation/emulated_cluster.py, one for each replica of the job's workers. Each starts
 what the job says, an sshd, configured as by the lines of the Dockerfile beside the job that change /etc/ssh. Beside
 them, the launcher's command finds the hosts in HYDRA_HOST_FILE, and reaches them by a real ssh. The image's
 /opt/examples are those of this checkout, its Python is this one. Needs Debian's packages openssh-server and
@@ -24,7 +24,7 @@ from absl import flags
 import yaml
 
 from evaluation import modules
-from evaluation.clusters import emulated_cluster
+from tf_poseidon.emulation import emulated_cluster
 
 _START_S = 20.0
 _LAUNCHER = "launcher"

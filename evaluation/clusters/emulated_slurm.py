@@ -2,7 +2,7 @@
 
     sudo env "PATH=$PATH" python -m evaluation.clusters.emulated_slurm --hosts 2 -- sbatch --wait examples/slurm.sbatch
 
-The hosts are those of evaluation/clusters/emulated_cluster.py. Each runs a slurmd; the controller, and munge, which
+The hosts are those of tf_poseidon/emulation/emulated_cluster.py. Each runs a slurmd; the controller, and munge, which
 proves who sends Slurm's messages, run on a host beside them. Needs Debian's packages slurmctld, slurmd, slurm-client
 and munge (or those of another distribution), and root. Nothing outside the emulated hosts and a temporary folder is
 used or changed. What the daemons say is printed if they do not start.
@@ -21,7 +21,7 @@ from absl import app
 from absl import flags
 
 from evaluation import modules
-from evaluation.clusters import emulated_cluster
+from tf_poseidon.emulation import emulated_cluster
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo")
 _START_S = 30.0

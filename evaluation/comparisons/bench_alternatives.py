@@ -24,7 +24,7 @@ from absl import flags
 
 from evaluation import modules
 from evaluation import output
-from evaluation.clusters import emulated_cluster
+from tf_poseidon.emulation import emulated_cluster
 
 _PYTORCH = flags.DEFINE_string("pytorch_python", None, "Python that has torch and torchvision.")
 _JAX = flags.DEFINE_string("jax_python", None, "Python that has jax and keras.")

@@ -24,9 +24,9 @@ import rich.progress
 
 from evaluation import modules
 from evaluation import output
-from evaluation.clusters import emulated_cluster
 from evaluation.comparisons.shared_jobs import CELLS
 from evaluation.comparisons.shared_jobs import table
+from tf_poseidon.emulation import emulated_cluster
 
 _JSON = output.json_flag("docs/results/crossover.json", "File for the results; existing ones are kept.")
 _MARKDOWN = output.markdown_flag()

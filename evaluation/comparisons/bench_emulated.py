@@ -23,7 +23,7 @@ import rich.progress
 
 from evaluation import modules
 from evaluation import output
-from evaluation.clusters import emulated_cluster
+from tf_poseidon.emulation import emulated_cluster
 
 _JSON = output.json_flag("docs/results/emulated.json", "File for the results; existing ones are kept.")
 _PARTS = flags.DEFINE_list("parts", ["points", "table"], "What to measure.")

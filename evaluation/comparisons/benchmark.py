@@ -70,7 +70,7 @@ _ZEROS = flags.DEFINE_bool("zeros", False, "Whether emulated factors have as man
 _MIXED = flags.DEFINE_bool("mixed", False, "Whether emulated gradients that are no products are casts from bfloat16, "
                            "as in mixed precision.")
 _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Real rate of a node's link, in each direction; that of "
-                                "evaluation/clusters/emulated_cluster.py, or the measured one, by default.")
+                                "tf_poseidon/emulation/emulated_cluster.py, or the measured one, by default.")
 _KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", None, "Same as in PoseidonStrategy, before shrinking.")
 _RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", None, "As of PoseidonStrategy.", lower_bound=1)
 _DEDICATED = flags.DEFINE_integer("dedicated_servers", 0, "As of PoseidonStrategy.", lower_bound=0)

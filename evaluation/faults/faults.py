@@ -4,7 +4,7 @@
     python -m evaluation.faults.faults --kinds=mpiexec --only='signal|SIG'
 
 Prints a line for each fault. The exit status is 1 if a job hangs, ends otherwise than it must, or too late. Faults of
-hosts and links need root, and what evaluation/clusters/emulated_cluster.py needs; kills.py kills ranks at every moment.
+hosts and links need root, and what emulated hosts need; kills.py kills ranks at every moment.
 """
 
 from collections.abc import Iterator

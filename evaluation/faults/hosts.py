@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evaluation import modules
-from evaluation.clusters import emulated_cluster
+from tf_poseidon.emulation import emulated_cluster
 
 HOSTS, VICTIM, STEPS, FAULT_AT = 3, 1, 60, "step 10\n"
 LONGEST_S = 120.0  # from the fault to the end; then the job hangs

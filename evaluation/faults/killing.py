@@ -21,8 +21,8 @@ import numpy as np
 from rich import progress
 
 from evaluation import modules
-from evaluation.clusters import emulated_cluster
 from evaluation.faults import killed_program
+from tf_poseidon.emulation import emulated_cluster
 
 _RUN = os.path.join(sysconfig.get_path("scripts"), "tf-poseidon")
 _LONGEST_S = 120.0  # of a start

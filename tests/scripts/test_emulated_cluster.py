@@ -15,7 +15,8 @@ import host_emulation
 import launch
 import pytest
 
-from evaluation.clusters import emulated_cluster
+from tf_poseidon.emulation import emulated_cluster
+from tf_poseidon.errors import ConfigurationError
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "emulated_cluster.py"
 MEGABYTES = 2
@@ -262,33 +263,33 @@ def test_next_one_removes_what_a_killed_one_left(able):
 
 
 @pytest.mark.parametrize("gbps, text", [
-    (["1", "0.1"], r"--gbps=1,0.1 has 2 rates, expected 1 or 3, .*: give one rate for all hosts"),
+    (["1", "0.1"], r"--gbps=1,0.1 has 2 rates, expected 1 or 3, .*; give one rate for all hosts"),
     ([1, 0.1, 1, 1], r"--gbps=1,0.1,1,1 has 4 rates, expected 1 or 3"),
     (["1", "fast", "1"], r"--gbps=1,fast,1 is not a list of rates, expected numbers from 0.01 to 100"),
     (["nan"], r"--gbps=nan is not a list of rates"),
-    (1000, r"--gbps=1000 is not a list of rates, .*: give one for all hosts or one for each, with"),
+    (1000, r"--gbps=1000 is not a list of rates, .*; give one for all hosts or one for each, with"),
     ([], r"--gbps= is not a list of rates")])
 def test_rates_that_no_link_has_are_refused(gbps, text):
-    with pytest.raises(SystemExit, match=text):
+    with pytest.raises(ConfigurationError, match=text):
         emulated_cluster.EmulatedCluster(3, gbps)
 
 
 def test_launchers_that_are_missing_are_refused(monkeypatch, tmp_path):
     cluster = emulated_cluster.EmulatedCluster(2, gbps=1)
-    with pytest.raises(ValueError, match=r"'ssh', expected mpiexec, horovodrun, mwms or command"):
+    with pytest.raises(ConfigurationError, match=r"'ssh', expected mpiexec, horovodrun, mwms or command"):
         cluster.run(["true"], launcher="ssh")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(SystemExit, match=r"There is no .*/horovodrun, expected .*install_horovod"):
+    with pytest.raises(ConfigurationError, match=r"There is no .*/horovodrun, expected .*install_horovod"):
         cluster.run(["true"], launcher="horovodrun")
 
 
 def test_clusters_that_cannot_be_emulated_are_refused(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda tool: None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    with pytest.raises(SystemExit, match=r"program ip is in none of .*: install iproute2"):
+    with pytest.raises(ConfigurationError, match=r"program ip is in none of .*; install iproute2"):
         emulated_cluster.EmulatedCluster(2, gbps=1).__enter__()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(SystemExit, match=r"user id is 1000, .*only root \(0\) .*: run this with sudo"):
+    with pytest.raises(ConfigurationError, match=r"user id is 1000, .*only root \(0\) .*; run this with sudo"):
         emulated_cluster.EmulatedCluster(2, gbps=1).__enter__()
 
 

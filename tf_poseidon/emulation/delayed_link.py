@@ -3,7 +3,9 @@
     sudo python delayed_link.py NAMESPACE INTERFACE OTHER_NAMESPACE OTHER_INTERFACE MICROSECONDS
 
 Makes both interfaces, as TAP devices, prints "ready", and then carries each packet from one to the other, until its
-standard input is closed.
+standard input is closed. Imports nothing of this project: it is run by itself, with few modules.
+
+Tests: tests/scripts/test_emulated_cluster.py.
 """
 
 import collections
@@ -41,7 +43,8 @@ def _tap(namespace: str, name: str) -> int:
 
 def carry(taps: tuple[int, int], delay_s: float, until: int) -> None:
     """Carries packets between two TAP devices until the descriptor `until` has something to read, or is closed."""
-    under_way = collections.deque()  # (when it arrives, where, packet), in this order, since the delay is constant
+    # When it arrives, where, and the packet; in this order, since the delay is constant.
+    under_way: collections.deque[tuple[float, int, bytes]] = collections.deque()
     while True:
         wait = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
         ready, _, _ = select.select([*taps, until], [], [], wait)

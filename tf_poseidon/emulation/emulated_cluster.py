@@ -1,24 +1,21 @@
-"""Emulates several hosts on one Linux machine, with links of a given rate, and runs a command on them.
-
-    sudo env "PATH=$PATH" python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
-        python -m evaluation.benchmarks.bench_sync
+"""Emulates several hosts on one Linux machine, with links of a given rate, and runs commands on them.
 
 Each host is a network namespace with one interface, eth0; all are connected by a switch, a bridge
 in a namespace of its own. So nothing in the machine's own network changes, and several clusters can
-run at a time. The bytes that passed each host's eth0 and the wall time go to stderr. The hosts
-share the machine's cores: the bytes are those of a real cluster; the times are too, as long as the
-links are the bottleneck. Rates can differ, as in --gbps=1,1,0.1,1.
+run at a time. The hosts share the machine's cores: the bytes are those of a real cluster; the times are too, as long
+as the links are the bottleneck.
 
-Links can drop packets (--loss). Packets then have at most 1500 bytes, as on a real card, instead of
-some 15 kB, and 2 cores may not reach 1 Gbit/s with them. So compare with --loss=1e-6, not with no loss.
+Links can drop packets. Packets then have at most 1500 bytes, as on a real card, instead of
+some 15 kB, and 2 cores may not reach 1 Gbit/s with them. So compare with a loss of 1e-6 %, not with none.
 
 The command is started by a launcher, which also gives the exit status:
 
-    --peers            the command is a program                  started by
-    (none)             of MPI                                    mpiexec
-    --peers=horovod    of Horovod, over Gloo                     horovodrun, if it is installed
-    --peers=mwms       of tf.distribute's                        mpiexec, hidden from the program:
-                       MultiWorkerMirroredStrategy               TF_CONFIG lists all workers
+    launcher      the command is a program                  started by
+    mpiexec       of MPI                                    mpiexec
+    horovodrun    of Horovod, over Gloo                     horovodrun, if it is installed
+    mwms          of tf.distribute's                        mpiexec, hidden from the program:
+                  MultiWorkerMirroredStrategy               TF_CONFIG lists all workers
+    command       any, beside the hosts                     itself; MPICH's mpiexec in it reaches them by name
 
 horovodrun takes several seconds to start a command, and its exit status is 1 for any failure.
 
@@ -28,8 +25,12 @@ job on a host have one each, which they share with those of other jobs (kernels/
 
 At its end, also after SIGINT, SIGTERM or SIGHUP, it removes everything that it made, and ends the
 processes left on the hosts. The next start removes what a cluster killed by SIGKILL has left.
+
+Tests: tests/scripts/test_emulated_cluster.py.
 """
 
+from collections.abc import Callable
+from collections.abc import Sequence
 import contextlib
 import json
 import os
@@ -40,48 +41,22 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import time
+from typing import Any
 
-from absl import app
-from absl import flags
-
-from evaluation import output
+from tf_poseidon.emulation import launchers
+from tf_poseidon.errors import ConfigurationError
 
 # `ip netns exec NAME` mounts the files in _NETNS/NAME over those in /etc.
 _DELAYED_LINK = pathlib.Path(__file__).with_name("delayed_link.py")
 _NAMES, _NETNS = pathlib.Path("/run/netns"), pathlib.Path("/etc/netns")
 _SHARED_MEMORY = pathlib.Path("/dev/shm")  # has files of each accelerator, with its name in theirs
 SWITCH_ADDRESS = "10.0.0.254"
-_FIRST_PORT = 2222  # of tf.distribute's workers; below the kernel's ephemeral ports
-
-# For horovodrun and mpiexec, which pass a host's name and a command line, as to ssh and rsh. It does not
-# `exec` the line's shell: horovodrun ends the children of what it has started. The accelerator has the name of
-# the host's namespace: other clusters have other ones.
-_SSH = """#!/bin/sh
-host=
-while :; do
-  case "$1" in
-    -*) shift 2 ;;  # options of horovodrun, before and after the host; each has a value
-    *) [ -z "$host" ] || break; host="$1"; shift ;;
-  esac
-done
-export TF_POSEIDON_ACCELERATOR="%s$host"
-ip netns exec "$TF_POSEIDON_ACCELERATOR" sh -c "$*"
-"""
-# Starts one of several ranks of a host.
-_LOCAL_RANK = """TF_POSEIDON_ACCELERATOR="$TF_POSEIDON_ACCELERATOR-${MPI_LOCALRANKID:-$HOROVOD_LOCAL_RANK}"
-exec "$@"
-"""
-# Starts a worker of tf.distribute in a job of mpiexec, given its TF_CONFIG except the end.
-_WORKER = """TF_CONFIG="$1$PMI_RANK}}"; shift; export TF_CONFIG
-unset PMI_RANK PMI_SIZE PMI_FD  # or the program could take it for an MPI job
-exec "$@"
-"""
+LAUNCHERS = ("mpiexec", "horovodrun", "mwms")  # of jobs
 
 
-def _call(*command, text="", needs="network namespaces, veth, bridge and tbf"):
-    """Returns what `command` prints, given `text`; exits with a message when it fails.
+def _call(*command: str, text: str = "", needs: str = "network namespaces, veth, bridge and tbf") -> str:
+    """Returns what `command` prints, given `text`; raises ConfigurationError when it fails.
 
     `needs` names the kernel feature that the command needs.
     """
@@ -90,54 +65,46 @@ def _call(*command, text="", needs="network namespaces, veth, bridge and tbf"):
                           start_new_session=True)
     if done.returncode:
         said = " ".join(done.stderr.split())
-        raise SystemExit(f"`{' '.join(command)}` ended with status {done.returncode}, expected 0 "
-                         f"({said}): use a kernel that has {needs}.")
+        raise ConfigurationError(f"`{' '.join(command)}` ended with status {done.returncode}, expected 0 "
+                                 f"({said}); use a kernel that has {needs}.")
     return done.stdout
 
 
-def _ip(namespace, *lines):
+def _ip(namespace: str, *lines: str) -> None:
     """Runs lines of commands by `ip` in a namespace."""
     _call("ip", "-n", namespace, "-batch", "-", text="\n".join(lines))
 
 
-def _rates(gbps, hosts):
+def _rates(gbps: float | Sequence[float | str], hosts: int) -> list[float]:
     """Returns the rate of each host, Gbit/s, from the value of `--gbps`."""
-    given = gbps if isinstance(gbps, (list, tuple)) else [gbps]
+    given = [gbps] if isinstance(gbps, (int, float)) else gbps
     said = f"--gbps={','.join(map(str, given))}"
     try:
         rates = [float(rate) for rate in given]
     except ValueError:
         rates = []
     if not rates or not all(0.01 <= rate <= 100 for rate in rates):
-        raise SystemExit(f"{said} is not a list of rates, expected numbers from 0.01 to 100: give one "
-                         "for all hosts or one for each, with commas between them.")
+        raise ConfigurationError(f"{said} is not a list of rates, expected numbers from 0.01 to 100; give one "
+                                 "for all hosts or one for each, with commas between them.")
     if len(rates) not in (1, hosts):
-        raise SystemExit(f"{said} has {len(rates)} rates, expected 1 or {hosts}, the number of "
-                         "hosts: give one rate for all hosts or one for each.")
+        raise ConfigurationError(f"{said} has {len(rates)} rates, expected 1 or {hosts}, the number of "
+                                 "hosts; give one rate for all hosts or one for each.")
     return rates * (hosts if len(rates) == 1 else 1)
 
 
-def _program(name, remedy):
-    """Returns the path of a program in Python's environment."""
-    path = os.path.join(sysconfig.get_path("scripts"), name)
-    if not os.path.exists(path):
-        raise SystemExit(f"There is no {path}, expected {name} beside Python: {remedy}.")
-    return path
-
-
-def _delayed_link(*ends_and_delay):
+def _delayed_link(*ends_and_delay: str | int) -> subprocess.Popen[str]:
     """Starts delayed_link.py, and returns its process."""
     process = subprocess.Popen([sys.executable, "-S", _DELAYED_LINK, *map(str, ends_and_delay)], text=True,
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                start_new_session=True)
-    if not process.stdout.readline():
+    if process.stdout is None or not process.stdout.readline():
         said = process.communicate()[1].strip().rpartition("\n")[2]
-        raise SystemExit(f"A link with a delay could not be made ({said}): use a kernel that has TAP devices "
-                         "(/dev/net/tun), or omit --delay_us.")
+        raise ConfigurationError(f"A link with a delay could not be made ({said}); use a kernel that has TAP devices "
+                                 "(/dev/net/tun), or omit --delay_us.")
     return process
 
 
-def _end_processes(namespace):
+def _end_processes(namespace: str) -> None:
     """Ends all processes in a namespace; gives up after 5 s."""
     for _ in range(100):
         found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True,
@@ -150,7 +117,7 @@ def _end_processes(namespace):
         time.sleep(0.05)
 
 
-def _remove(is_ours):
+def _remove(is_ours: Callable[[int], bool]) -> None:
     """Removes all namespaces of clusters whose pid `is_ours`, and with them their interfaces."""
     for path in (*_NAMES.glob("poseidon-*"), *_NETNS.glob("poseidon-*")):
         match = re.fullmatch(r"poseidon-(\d+)-(switch|launch|host\d+)", path.name)
@@ -184,7 +151,8 @@ class EmulatedCluster:
         namespaces: The names of their network namespaces.
     """
 
-    def __init__(self, hosts, gbps, delay_us=0, loss_percent=0):
+    def __init__(self, hosts: int, gbps: float | Sequence[float | str], delay_us: int = 0,
+                 loss_percent: float = 0) -> None:
         """Makes nothing yet.
 
         Args:
@@ -194,7 +162,7 @@ class EmulatedCluster:
             loss_percent: Percentage of packets that each link drops, in each direction, at random.
 
         Raises:
-            SystemExit: If these are not rates.
+            ConfigurationError: If these are not rates.
         """
         self.gbps = _rates(gbps, hosts)
         self.names = [f"host{h}" for h in range(hosts)]
@@ -205,18 +173,18 @@ class EmulatedCluster:
         self._launch = _NETNS / (self._prefix + "launch")
         self._delay_us = delay_us
         self._loss_percent = loss_percent
-        self._delayed_links = []  # processes
-        self._jobs = []
-        self._signal = None
+        self._delayed_links: list[subprocess.Popen[str]] = []
+        self._jobs: list[subprocess.Popen[Any]] = []
+        self._signal: int | None = None
 
-    def __enter__(self):
+    def __enter__(self) -> "EmulatedCluster":
         if os.geteuid():
-            raise SystemExit(f"The user id is {os.geteuid()}, but only root (0) can make "
-                             "network namespaces: run this with sudo.")
+            raise ConfigurationError(f"The user id is {os.geteuid()}, but only root (0) can make "
+                                     "network namespaces; run this with sudo.")
         for tool in ("ip", "tc"):
             if not shutil.which(tool):
-                raise SystemExit(f"The program {tool} is in none of the directories of PATH, "
-                                 f"{os.environ.get('PATH')}: install iproute2.")
+                raise ConfigurationError(f"The program {tool} is in none of the directories of PATH, "
+                                         f"{os.environ.get('PATH')}; install iproute2.")
         self._handlers = {number: signal.signal(number, self._on_signal)
                           for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP,
                                          signal.SIGALRM)
@@ -230,7 +198,7 @@ class EmulatedCluster:
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         for process in self._delayed_links:
             process.communicate()  # closes its input, which ends it
         _remove(lambda pid: pid == os.getpid())
@@ -239,7 +207,7 @@ class EmulatedCluster:
             signal.signal(number, handler)
         self._exit_if_signalled()
 
-    def _make(self):
+    def _make(self) -> None:
         # Without addrgenmode, IPv6's own messages would be counted. The bridge is called eth0, too, because
         # horovodrun looks for its own address at the interface that it names to all hosts.
         _call("ip", "netns", "add", self._switch)
@@ -272,10 +240,10 @@ class EmulatedCluster:
         # Not in /tmp, where files may not be executable.
         self._launch.mkdir()
         ssh = self._launch / "ssh"
-        ssh.write_text(_SSH % self._prefix)
+        ssh.write_text(launchers.SSH % self._prefix)
         ssh.chmod(0o755)
 
-    def _shape(self, namespace, interface, bytes_per_s):
+    def _shape(self, namespace: str, interface: str, bytes_per_s: float) -> None:
         """Limits what an interface sends."""
         # A burst passes at once, so with a large one small messages cost nothing; a small one costs throughput
         # when the timer is late. tbf splits packets larger than the burst, slowly: TCP is told to hand over
@@ -288,7 +256,7 @@ class EmulatedCluster:
         _call(*add.split(), *f"root handle 1: tbf rate {bytes_per_s:.0f}bps "
               f"burst {burst} latency 10ms".split())
 
-    def _lose(self, namespace, interface):
+    def _lose(self, namespace: str, interface: str) -> None:
         """Drops some of the packets that arrive at an interface."""
         # A classic BPF program, which needs no compiler: it loads a random number of 32 bits, and returns 2,
         # TC_ACT_SHOT, for smaller ones than a limit, else 0, TC_ACT_OK. netem would do it too, but some
@@ -303,14 +271,14 @@ class EmulatedCluster:
             _call("tc", "-n", namespace, *line.split(), *extra,
                   needs="ingress and bpf, its modules sch_ingress and cls_bpf, or omit --loss")
 
-    def _write_hosts(self, namespace, own_address):
+    def _write_hosts(self, namespace: str, own_address: str) -> None:
         lines = ["127.0.0.1 localhost", f"{own_address} {socket.gethostname()}",
                  *map(" ".join, zip(self.addresses, self.names))]
         directory = _NETNS / namespace
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "hosts").write_text("\n".join(lines) + "\n")
 
-    def bytes(self):
+    def bytes(self) -> list[tuple[int, int]]:
         """Returns (sent, received) of each host since it was made.
 
         Headers are included, but only one for each large packet of TCP, which a real card would split.
@@ -322,7 +290,8 @@ class EmulatedCluster:
             counts.append((stats["tx"]["bytes"], stats["rx"]["bytes"]))
         return counts
 
-    def run(self, command, ranks_per_host=1, launcher="mpiexec", **options):
+    def run(self, command: Sequence[str | os.PathLike[str]], ranks_per_host: int = 1, launcher: str = "mpiexec",
+            **options: Any) -> int:
         """Runs a command on all hosts and returns its exit status.
 
         Args:
@@ -334,12 +303,13 @@ class EmulatedCluster:
             **options: For subprocess.Popen, such as `stdout`.
 
         Raises:
-            SystemExit: If a signal has ended the job, or had come before, or the launcher is missing.
-            ValueError: If there is no such launcher.
+            SystemExit: If a signal has ended the job, or had come before.
+            ConfigurationError: If the launcher is missing, or there is no such launcher.
         """
         return self.run_together([command], ranks_per_host, launcher, **options)[0]
 
-    def run_together(self, commands, ranks_per_host=1, launcher="mpiexec", **options):
+    def run_together(self, commands: Sequence[Sequence[str | os.PathLike[str]]], ranks_per_host: int = 1,
+                     launcher: str = "mpiexec", **options: Any) -> list[int]:
         """Runs several commands at the same time, each on all hosts, and returns their exit statuses.
 
         One that fails ends no other. Arguments and errors are those of `run`.
@@ -368,36 +338,24 @@ class EmulatedCluster:
         self._exit_if_signalled()
         return [status if status >= 0 else 128 - status for status in statuses]
 
-    def _start(self, launcher, ranks_per_host):
+    def _start(self, launcher: str, ranks_per_host: int) -> list[str]:
         """Returns the command that starts a command on all hosts, from the switch."""
         if launcher == "command":
             return []
-        of_rank = ["sh", "-c", _LOCAL_RANK, "sh"] if ranks_per_host > 1 else []
+        of_rank = ["sh", "-c", launchers.LOCAL_RANK, "sh"] if ranks_per_host > 1 else []
         return [*self._launcher(launcher, ranks_per_host), *of_rank]
 
-    def _launcher(self, launcher, ranks_per_host):
+    def _launcher(self, launcher: str, ranks_per_host: int) -> list[str]:
         """Returns the launcher with its arguments."""
-        ranks = ranks_per_host * len(self.names)
+        if launcher not in LAUNCHERS:
+            raise ConfigurationError(f"launcher is {launcher!r}, expected {', '.join(LAUNCHERS)} or command; give one "
+                                     "of these.")
         if launcher == "horovodrun":
-            # It would mistake these hosts for the next cluster's, by its cache in the home directory.
-            return [_program("horovodrun", "run scripts/install_horovod.sh"), "--gloo",
-                    "--disable-cache", "--network-interfaces", "eth0", "-np", str(ranks),
-                    "-H", ",".join(f"{name}:{ranks_per_host}" for name in self.names)]
-        start = [_program("mpiexec", "install mpich by pip"), "-launcher", "rsh",
-                 "-launcher-exec", self._launch / "ssh", "-localhost", SWITCH_ADDRESS,
-                 "-hosts", ",".join(self.names), "-ppn", str(ranks_per_host), "-n", str(ranks)]
-        if launcher == "mpiexec":
-            return start
-        if launcher != "mwms":
-            raise ValueError(f"launcher is {launcher!r}, expected mpiexec, horovodrun, mwms or command: "
-                             "give one of these.")
-        workers = [f"{address}:{_FIRST_PORT + rank}" for address in self.addresses
-                   for rank in range(ranks_per_host)]
-        config = json.dumps({"cluster": {"worker": workers},
-                             "task": {"type": "worker", "index": None}})
-        return [*start, "sh", "-c", _WORKER, "sh", config.removesuffix("null}}")]
+            return launchers.horovodrun(self.names, ranks_per_host)
+        start = launchers.mpiexec(self.names, ranks_per_host, str(self._launch / "ssh"), SWITCH_ADDRESS)
+        return start if launcher == "mpiexec" else [*start, *launchers.worker(self.addresses, ranks_per_host)]
 
-    def _on_signal(self, number, _):
+    def _on_signal(self, number: int, _: object) -> None:
         """Ends the running jobs; raises nothing, so that no clean-up remains half done."""
         if self._signal is None:
             self._signal = number
@@ -406,53 +364,10 @@ class EmulatedCluster:
         else:
             self._end_jobs(signal.SIGKILL)
 
-    def _end_jobs(self, number):
+    def _end_jobs(self, number: int) -> None:
         for job in self._jobs:
             job.send_signal(number)  # to the launcher, which tells the ranks
 
-    def _exit_if_signalled(self):
+    def _exit_if_signalled(self) -> None:
         if self._signal:
             raise SystemExit(128 + self._signal)
-
-
-def main(arguments):
-    command = arguments[1:]
-    if not command:
-        raise SystemExit("No command was given, expected one after `--`, such as: "
-                         f"{arguments[0]} --hosts 2 -- python -V")
-    given = flags.FLAGS
-    launcher = {None: "mpiexec", "horovod": "horovodrun", "mwms": "mwms"}[given.peers]
-    with EmulatedCluster(given.hosts, given.gbps, given.delay_us, given.loss) as cluster:
-        before = cluster.bytes()
-        begin = time.monotonic()
-        status = cluster.run(command, given.ranks_per_host, launcher)
-        seconds = time.monotonic() - begin
-        after = cluster.bytes()
-    hosts = [{"name": name, "address": address, "gbps": gbps, "sent": new[0] - old[0],
-              "received": new[1] - old[1]}
-             for name, address, gbps, old, new in zip(cluster.names, cluster.addresses,
-                                                      cluster.gbps, before, after)]
-    rows = [(host["name"], host["address"], f"{host['gbps']:g}", f"{host['sent'] / 1e6:.3f}",
-             f"{host['received'] / 1e6:.3f}") for host in hosts]
-    output.show(f"{seconds:.1f} s, status {status}", ("host", "address", "Gbit/s", "sent MB", "received MB"), rows,
-                file=sys.stderr)
-    output.write_json(given.json, {
-        "delay_us": given.delay_us, "loss_percent": given.loss, "launcher": launcher,
-        "ranks_per_host": given.ranks_per_host, "seconds": seconds, "status": status, "hosts": hosts})
-    sys.exit(status)
-
-
-if __name__ == "__main__":
-    # Defined here, so that scripts that import this file can have flags of the same names.
-    flags.DEFINE_integer("hosts", 4, "Number of hosts.", lower_bound=1, upper_bound=250)
-    flags.DEFINE_list("gbps", "1", "Rate of the hosts' links in each direction, Gbit/s: one rate for "
-                      "all, or one for each host.")
-    flags.DEFINE_integer("delay_us", 0, "Extra delay of each link in each direction, µs; "
-                         "a message passes two links.", lower_bound=0)
-    flags.DEFINE_float("loss", 0.0, "Packets that each link drops in each direction, at random, "
-                       "%; a message passes two links.", lower_bound=0, upper_bound=10)
-    flags.DEFINE_integer("ranks_per_host", 1, "Ranks per host.", lower_bound=1)
-    flags.DEFINE_enum("peers", None, ["horovod", "mwms"], "The library of the command, if not "
-                      "MPI.")
-    flags.DEFINE_string("json", None, "File for bytes per host, wall time and exit status.")
-    app.run(main)
