@@ -103,9 +103,9 @@ bench: horovod
 	    --json docs/results/bench_sync_$$ranks.json || exit 1; done
 	$(BIN)/mpiexec -n 4 $(BIN)/python -m evaluation.benchmarks.bench_sync \
 	  --json docs/results/bench_sync_peers_4.json
-	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 2 --ranks_per_host 2 -- \
+	test $$(id -u) != 0 || $(BIN)/tf-poseidon emulate --hosts 2 --ranks_per_host 2 -- \
 	  $(BIN)/python -m evaluation.benchmarks.bench_sync --peers= --json docs/results/bench_sync_2x2.json
-	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 2 --ranks_per_host 2 -- \
+	test $$(id -u) != 0 || $(BIN)/tf-poseidon emulate --hosts 2 --ranks_per_host 2 -- \
 	  $(BIN)/python -m evaluation.benchmarks.bench_sync --peers= --ranks_per_node=1 \
 	  --json docs/results/bench_sync_2x2_apart.json
 	$(BIN)/mpiexec -n 2 $(BIN)/python -m evaluation.benchmarks.bench_partition --json docs/results/bench_partition.json
@@ -114,7 +114,7 @@ bench: horovod
 	    --json docs/results/bench_slices_$$ranks.json || exit 1; done
 	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/benchmark.py --system $(COMPUTED) \
 	  --json docs/results/benchmark_loopback.json
-	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
+	test $$(id -u) != 0 || $(BIN)/tf-poseidon emulate --hosts 4 --gbps 1 -- \
 	  $(BIN)/python scripts/benchmark.py --system $(COMPUTED) --json docs/results/benchmark_1gbps.json
 	test $$(id -u) != 0 || $(BIN)/python -m evaluation.comparisons.bench_emulated --again
 	test $$(id -u) != 0 || for part in overlap bytes heads servers; do $(BIN)/python -m evaluation.comparisons.bench_emulated --again \

@@ -2,7 +2,7 @@
 
     mpiexec -n 4 -hosts a,b,c,d python scripts/benchmark.py --model vgg19 --system poseidon,horovod
     horovodrun --gloo -np 4 -H a:1,b:1,c:1,d:1 python scripts/benchmark.py --system poseidon,horovod
-    sudo env "PATH=$PATH" python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
+    tf-poseidon emulate --hosts 4 --gbps 1 -- \
         python scripts/benchmark.py --model mlp --system poseidon,poseidon-ps,horovod,mwms
 
 Every system (systems.py) trains its own model with random data, and the systems take turns, each round in another

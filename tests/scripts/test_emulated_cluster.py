@@ -15,10 +15,11 @@ import host_emulation
 import launch
 import pytest
 
+from tf_poseidon.commands.status import Status
 from tf_poseidon.emulation import emulated_cluster
+from tf_poseidon.emulation import sandbox
 from tf_poseidon.errors import ConfigurationError
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "emulated_cluster.py"
 MEGABYTES = 2
 # Ranks 0 and 1 are connected.
 CONNECT = """
@@ -81,7 +82,7 @@ else:
     connection.sendall(connection.recv(1))
 """
 # Each rank prints its rank, their number, and a sum over them of a megabyte.
-JOBS = {"horovod": """
+JOBS = {"horovodrun": """
 import os
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -105,7 +106,7 @@ LOSS = "qdisc add dev v ingress", "filter add dev v ingress bpf da bytecode '1,6
 
 def start(*arguments, hosts=2):
     return subprocess.Popen(
-        [sys.executable, SCRIPT, "--hosts", str(hosts), *arguments],
+        [sys.executable, "-m", "tf_poseidon", "emulate", "--hosts", str(hosts), *arguments],
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         env={**os.environ, "OF_CALLER": "passed on"},
         # A shell ignores it for what it runs in the background, such as these tests.
@@ -160,7 +161,7 @@ def test_links_lose_the_share_that_is_asked_for(able, percent):
     process = start("--loss", str(percent), "--", sys.executable, "-c", COUNT)
     stdout, stderr = process.communicate(timeout=60)
     if percent and host_emulation.problem(*LOSS):
-        assert process.returncode == 1
+        assert process.returncode == Status.REFUSED
         assert re.search(r"use a kernel that has ingress and bpf, .* or omit --loss", stderr)
     else:
         assert process.returncode == 0, stderr
@@ -174,7 +175,7 @@ def test_links_have_the_delay_that_was_asked_for(able):
     process = start("--delay_us", "20000", "--", sys.executable, "-c", ROUND_TRIP)
     stdout, stderr = process.communicate(timeout=20)
     if not os.path.exists("/dev/net/tun"):
-        assert process.returncode == 1
+        assert process.returncode == Status.REFUSED
         assert re.search(r"use a kernel that has TAP devices .* or omit --delay_us", stderr)
     else:
         assert process.returncode == 0, stderr
@@ -182,13 +183,13 @@ def test_links_have_the_delay_that_was_asked_for(able):
     assert not left_by(process.pid)
 
 
-@pytest.mark.parametrize("peers, hosts, ranks_per_host", [("horovod", 2, 1), ("mwms", 2, 1)])
-def test_jobs_of_other_libraries(able, tmp_path, peers, hosts, ranks_per_host):
-    if peers == "horovod" and not importlib.util.find_spec("horovod") and "CI" not in os.environ:
+@pytest.mark.parametrize("launcher, hosts, ranks_per_host", [("horovodrun", 2, 1), ("mwms", 2, 1)])
+def test_jobs_of_other_libraries(able, tmp_path, launcher, hosts, ranks_per_host):
+    if launcher == "horovodrun" and not importlib.util.find_spec("horovod") and "CI" not in os.environ:
         pytest.skip("Horovod is not installed (scripts/install_horovod.sh)")
     out = tmp_path / "out.json"
-    process = start("--peers", peers, "--ranks_per_host", str(ranks_per_host), "--json", out, "--",
-                    sys.executable, "-c", JOBS[peers], hosts=hosts)
+    process = start("--launcher", launcher, "--ranks_per_host", str(ranks_per_host), "--json", out, "--",
+                    sys.executable, "-c", JOBS[launcher], hosts=hosts)
     stdout, stderr = process.communicate(timeout=240)
     assert process.returncode == 0, stderr
     size = hosts * ranks_per_host
@@ -274,6 +275,15 @@ def test_rates_that_no_link_has_are_refused(gbps, text):
         emulated_cluster.EmulatedCluster(3, gbps)
 
 
+@pytest.mark.parametrize("hosts, loss, text", [
+    (251, 0, r"--hosts=251 is too many, expected at most 250; give fewer"),
+    (2, 11, r"--loss=11 is no share of packets, expected 0 to 10 %; give less"),
+    (2, float("nan"), r"--loss=nan is no share")])
+def test_hosts_and_losses_that_cannot_be_are_refused(hosts, loss, text):
+    with pytest.raises(ConfigurationError, match=text):
+        emulated_cluster.EmulatedCluster(hosts, 1, loss_percent=loss)
+
+
 def test_launchers_that_are_missing_are_refused(monkeypatch, tmp_path):
     cluster = emulated_cluster.EmulatedCluster(2, gbps=1)
     with pytest.raises(ConfigurationError, match=r"'ssh', expected mpiexec, horovodrun, mwms or command"):
@@ -285,11 +295,11 @@ def test_launchers_that_are_missing_are_refused(monkeypatch, tmp_path):
 
 def test_clusters_that_cannot_be_emulated_are_refused(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda tool: None)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(sandbox, "may_make_hosts", lambda: True)
     with pytest.raises(ConfigurationError, match=r"program ip is in none of .*; install iproute2"):
         emulated_cluster.EmulatedCluster(2, gbps=1).__enter__()
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ConfigurationError, match=r"user id is 1000, .*only root \(0\) .*; run this with sudo"):
+    monkeypatch.setattr(sandbox, "may_make_hosts", lambda: False)
+    with pytest.raises(ConfigurationError, match=r"without the rights of root cannot make hosts; run it with sudo"):
         emulated_cluster.EmulatedCluster(2, gbps=1).__enter__()
 
 

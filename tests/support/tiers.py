@@ -163,6 +163,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("scripts/test_emulated_cluster.py::test_bytes_rate_and_status", "rest"),
     ("scripts/test_emulated_cluster.py::test_*_are_refused*", "rest"),
     ("scripts/test_emulated_cluster.py::*", "nightly"),
+    ("scripts/test_emulation_without_root.py::*", "rest"),
     ("scripts/test_examples.py::test_digits", "rest"),
     ("scripts/test_examples.py::*", "nightly"),
     ("scripts/test_gpu_train.py::test_rehearsal", "rest"),

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import importlib.metadata
 
 from tf_poseidon import planning
+from tf_poseidon.commands import emulation_command
 from tf_poseidon.commands import graph_commands
 from tf_poseidon.commands import job_commands
 from tf_poseidon.commands import status
+from tf_poseidon.emulation import emulated_cluster
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import shown
 from tf_poseidon.job import engines
@@ -85,6 +87,21 @@ def parser() -> argparse.ArgumentParser:
                         "where its BackupAndRestore has written (%(default)s). TF_POSEIDON_RESTARTS tells it how often "
                         "it was")
     starts.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each rank runs")
+    emulates = command(emulation_command.emulate, "tf-poseidon emulate --hosts 4 --gbps 1 -- python train.py")
+    emulates.add_argument("--hosts", type=_at_least(1), default=4, help="number of hosts (%(default)s)")
+    emulates.add_argument("--gbps", type=_names, default=["1"], metavar="RATE,...", help="rate of their links in each "
+                          "direction, Gbit/s: one for all, or one for each host (1)")
+    emulates.add_argument("--ranks_per_host", type=_at_least(1), default=1,
+                          help="number of ranks on each (%(default)s)")
+    emulates.add_argument("--delay_us", type=_at_least(0), default=0, help="delay of each link in each direction, in "
+                          "µs; a message passes two links (%(default)s)")
+    emulates.add_argument("--loss", type=float, default=0.0, help="share of packets that each link drops in each "
+                          "direction, in %%, at random (%(default)s)")
+    emulates.add_argument("--launcher", choices=emulated_cluster.LAUNCHERS, default="mpiexec", help="what starts the "
+                          "program: horovodrun for one of Horovod, over Gloo; mwms for one of tf.distribute's "
+                          "MultiWorkerMirroredStrategy, which finds TF_CONFIG (%(default)s)")
+    emulates.add_argument("--json", metavar="FILE", help="file for bytes, time and exit status")
+    emulates.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each rank runs")
     examines = command(job_commands.doctor, "tf-poseidon doctor --hosts a,b")
     examines.add_argument("--hosts", "-hosts", type=_names, default=[], metavar="HOST,...",
                           help="other hosts of a job: can they be reached, and have they the same versions?")

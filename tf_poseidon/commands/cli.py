@@ -6,6 +6,7 @@
     tf-poseidon strip OUT BACK
     mpiexec -n 2 tf-poseidon verify IN OUT
     tf-poseidon run -n 4 --restarts 3 -- python train.py
+    tf-poseidon emulate --hosts 4 --gbps 1 -- python train.py
     tf-poseidon doctor --hosts a,b
     mpiexec -n 4 -hosts a,b tf-poseidon selftest
 

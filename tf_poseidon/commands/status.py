@@ -19,7 +19,8 @@ class Status(enum.IntEnum):
 
 
 STATUSES = """exit status: 0 done; 1 graphs differ, or verify, doctor or selftest found an error; 2 a mistake in the
-command line; 3 refused, with the reason; 70 an error of tf-poseidon itself; 130 interrupted; that of the job for run"""
+command line; 3 refused, with the reason; 70 an error of tf-poseidon itself; 130 interrupted; that of the job for run
+and emulate"""
 
 
 class Mistake(Exception):

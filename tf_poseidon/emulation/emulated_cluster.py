@@ -45,13 +45,16 @@ import time
 from typing import Any
 
 from tf_poseidon.emulation import launchers
+from tf_poseidon.emulation import sandbox
 from tf_poseidon.errors import ConfigurationError
 
-# `ip netns exec NAME` mounts the files in _NETNS/NAME over those in /etc.
 _DELAYED_LINK = pathlib.Path(__file__).with_name("delayed_link.py")
-_NAMES, _NETNS = pathlib.Path("/run/netns"), pathlib.Path("/etc/netns")
+_NAMES = pathlib.Path("/run/netns")
+# Where root keeps files. Not in /tmp or /run, where they may not be executable.
+_FILES = pathlib.Path("/etc/netns")
 _SHARED_MEMORY = pathlib.Path("/dev/shm")  # has files of each accelerator, with its name in theirs
 SWITCH_ADDRESS = "10.0.0.254"
+_MOST_HOSTS = 250  # of the addresses 10.0.0.x
 LAUNCHERS = ("mpiexec", "horovodrun", "mwms")  # of jobs
 
 
@@ -92,6 +95,11 @@ def _rates(gbps: float | Sequence[float | str], hosts: int) -> list[float]:
     return rates * (hosts if len(rates) == 1 else 1)
 
 
+def _files() -> pathlib.Path:
+    """Returns the folder of the files of all clusters that this process can see."""
+    return sandbox.FOLDER if sandbox.FOLDER.is_dir() else _FILES
+
+
 def _delayed_link(*ends_and_delay: str | int) -> subprocess.Popen[str]:
     """Starts delayed_link.py, and returns its process."""
     process = subprocess.Popen([sys.executable, "-S", _DELAYED_LINK, *map(str, ends_and_delay)], text=True,
@@ -119,7 +127,7 @@ def _end_processes(namespace: str) -> None:
 
 def _remove(is_ours: Callable[[int], bool]) -> None:
     """Removes all namespaces of clusters whose pid `is_ours`, and with them their interfaces."""
-    for path in (*_NAMES.glob("poseidon-*"), *_NETNS.glob("poseidon-*")):
+    for path in (*_NAMES.glob("poseidon-*"), *_files().glob("poseidon-*")):
         match = re.fullmatch(r"poseidon-(\d+)-(switch|launch|host\d+)", path.name)
         if not match or not is_ours(int(match[1])):
             continue
@@ -162,15 +170,19 @@ class EmulatedCluster:
             loss_percent: Percentage of packets that each link drops, in each direction, at random.
 
         Raises:
-            ConfigurationError: If these are not rates.
+            ConfigurationError: If these are not rates, or what no links have.
         """
+        if hosts > _MOST_HOSTS:
+            raise ConfigurationError(f"--hosts={hosts} is too many, expected at most {_MOST_HOSTS}; give fewer.")
+        if not 0 <= loss_percent <= 10:
+            raise ConfigurationError(f"--loss={loss_percent} is no share of packets, expected 0 to 10 %; give less.")
         self.gbps = _rates(gbps, hosts)
         self.names = [f"host{h}" for h in range(hosts)]
         self.addresses = [f"10.0.0.{h + 1}" for h in range(hosts)]
         self._prefix = f"poseidon-{os.getpid()}-"
         self.namespaces = [self._prefix + name for name in self.names]
         self._switch = self._prefix + "switch"
-        self._launch = _NETNS / (self._prefix + "launch")
+        self._launch = _files() / (self._prefix + "launch")
         self._delay_us = delay_us
         self._loss_percent = loss_percent
         self._delayed_links: list[subprocess.Popen[str]] = []
@@ -178,9 +190,9 @@ class EmulatedCluster:
         self._signal: int | None = None
 
     def __enter__(self) -> "EmulatedCluster":
-        if os.geteuid():
-            raise ConfigurationError(f"The user id is {os.geteuid()}, but only root (0) can make "
-                                     "network namespaces; run this with sudo.")
+        if not sandbox.may_make_hosts():
+            raise ConfigurationError(f"A process of the user id {os.geteuid()} without the rights of root cannot make "
+                                     "hosts; run it with sudo, or use `tf-poseidon emulate`, which may do without.")
         for tool in ("ip", "tc"):
             if not shutil.which(tool):
                 raise ConfigurationError(f"The program {tool} is in none of the directories of PATH, "
@@ -210,6 +222,10 @@ class EmulatedCluster:
     def _make(self) -> None:
         # Without addrgenmode, IPv6's own messages would be counted. The bridge is called eth0, too, because
         # horovodrun looks for its own address at the interface that it names to all hosts.
+        self._launch.mkdir(parents=True)
+        for name, text in (("ssh", launchers.SSH % self._prefix), ("enter", launchers.ENTER)):
+            (self._launch / name).write_text(text)
+            (self._launch / name).chmod(0o755)
         _call("ip", "netns", "add", self._switch)
         _ip(self._switch, "link add name eth0 type bridge",
             "link set dev eth0 addrgenmode none", "link set dev eth0 up",
@@ -237,11 +253,6 @@ class EmulatedCluster:
             # a namespace's default must be one that its machine uses.
             _ip(namespace, f"route change 10.0.0.0/24 dev eth0 proto kernel scope link src {address} "
                 "congctl cubic")
-        # Not in /tmp, where files may not be executable.
-        self._launch.mkdir()
-        ssh = self._launch / "ssh"
-        ssh.write_text(launchers.SSH % self._prefix)
-        ssh.chmod(0o755)
 
     def _shape(self, namespace: str, interface: str, bytes_per_s: float) -> None:
         """Limits what an interface sends."""
@@ -274,9 +285,7 @@ class EmulatedCluster:
     def _write_hosts(self, namespace: str, own_address: str) -> None:
         lines = ["127.0.0.1 localhost", f"{own_address} {socket.gethostname()}",
                  *map(" ".join, zip(self.addresses, self.names))]
-        directory = _NETNS / namespace
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "hosts").write_text("\n".join(lines) + "\n")
+        (self._launch / namespace).write_text("\n".join(lines) + "\n")
 
     def bytes(self) -> list[tuple[int, int]]:
         """Returns (sent, received) of each host since it was made.
@@ -327,7 +336,7 @@ class EmulatedCluster:
                             "HYDRA_IFACE": "eth0"}
         self._jobs = []
         for command in commands:
-            self._jobs.append(subprocess.Popen(["ip", "netns", "exec", self._switch, *start, *command],
+            self._jobs.append(subprocess.Popen([self._launch / "enter", self._switch, *start, *command],
                                                env=environment, start_new_session=True, **options))
         if self._signal:  # it came when there were not all jobs to end
             self._end_jobs(signal.SIGTERM)

@@ -13,6 +13,12 @@ from tf_poseidon.job.host import launching
 
 _FIRST_PORT = 2222  # of tf.distribute's workers; below the kernel's ephemeral ports
 
+# Runs a command in a namespace, which has an /etc/hosts of its own: `ip` looks for that in /etc/netns, where only root
+# may write.
+ENTER = """#!/bin/sh
+namespace="$1"; shift
+exec ip netns exec "$namespace" sh -c 'mount --bind "$0" /etc/hosts && exec "$@"' "${0%/*}/$namespace" "$@"
+"""
 # For horovodrun and mpiexec, which pass a host's name and a command line, as to ssh and rsh. It does not
 # `exec` the line's shell: horovodrun ends the children of what it has started. The accelerator has the name of
 # the host's namespace: other clusters have other ones.
@@ -25,7 +31,7 @@ while :; do
   esac
 done
 export TF_POSEIDON_ACCELERATOR="%s$host"
-ip netns exec "$TF_POSEIDON_ACCELERATOR" sh -c "$*"
+"${0%%/*}/enter" "$TF_POSEIDON_ACCELERATOR" sh -c "$*"
 """
 # Starts one of several ranks of a host.
 LOCAL_RANK = """TF_POSEIDON_ACCELERATOR="$TF_POSEIDON_ACCELERATOR-${MPI_LOCALRANKID:-$HOROVOD_LOCAL_RANK}"
