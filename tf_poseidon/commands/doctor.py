@@ -30,6 +30,8 @@ from packaging import requirements
 from tf_poseidon import environment
 from tf_poseidon import supported
 from tf_poseidon.base import tables
+from tf_poseidon.emulation import ability
+from tf_poseidon.emulation import sandbox
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.job import engines
 from tf_poseidon.job.host import gpu_driver
@@ -105,7 +107,7 @@ def examine(hosts: Sequence[str] = (), mpiexec: str = "") -> Diagnosis:
     checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
         ("Python", _python), ("TensorFlow", _tensorflow), ("Keras", _keras), ("op library", _op_library),
         ("MPI", _mpi), ("launcher", lambda: _launcher(mpiexec)), ("GPUs", _gpus), ("network", _network),
-        ("limits", _limits), ("environment", _environment), ("turns", _turns),
+        ("limits", _limits), ("environment", _environment), ("turns", _turns), ("emulate", _emulation),
         ("hosts", lambda: _hosts(hosts, mpiexec))]
     return Diagnosis([finding for subject, check in checks for finding in _findings(subject, check)])
 
@@ -348,6 +350,14 @@ def _doing(taker: Mapping[str, Any]) -> str:
     if taker["state"] == "idle":
         return "has none" if taker["number"] else "has had none"
     return f"{'waits' if taker['state'] == 'waiting' else 'has one'} for {taker['seconds']:.1f} s"
+
+
+def _emulation() -> Iterator[Finding]:
+    how = f"as user id {os.geteuid()}, {'with' if sandbox.may_make_hosts() else 'without'} the rights of root"
+    if found := ability.problem():
+        yield Finding("emulate", f"no hosts can be emulated here: {found[0]}", Kind.NOTE, found[1])
+    else:
+        yield Finding("emulate", f"hosts can be emulated here, {how}")
 
 
 def _hosts(hosts: Sequence[str], mpiexec: str) -> Iterator[Finding]:
