@@ -123,7 +123,7 @@ def test_steps_that_overlap(options, fewer, sentence):
                                             steps_per_execution=steps) for steps in (1, 8))
     assert single.diff(overlapping) == "" and (single.steps, overlapping.steps) == (1, 8)
     assert overlapping.overlap == sentence and str(overlapping).endswith(sentence)
-    assert "ms for a step of 8 that overlap" in str(overlapping) and "overlap" not in str(single)
+    assert " ms for a step of 8 that overlap" in str(overlapping) and "overlap" not in str(single)
     ratio = overlapping.step_seconds / single.step_seconds
     assert ratio < 0.9 if fewer else ratio == pytest.approx(1)
 

@@ -3,6 +3,8 @@
 import re
 
 import launch
+from printed_durations import DURATION
+from printed_durations import seconds_of
 import pytest
 
 from tf_poseidon import planning
@@ -20,7 +22,7 @@ def plan(steps=1):
     ((1, 10, 0.5, 0.0, 0.0, {}, None), "10 steps of 50 ms in one process, after the first", "wait"),
     ((4, 10, 0.5, 0.0, 0.05, {0: 0.0, 2: 0.04, 3: 0.01}, None), "of a step 5 ms (10 %) wait for other ranks, longest "
      "for rank 2\nabout 3.6 times as fast as one process, if that has", "expects"),
-    ((4, 10, 0.5, 0.0, 0.0, {1: 0.0}, None), "of a step 0 ms (0 %) wait for other ranks\nabout 4 times", "longest"),
+    ((4, 10, 0.5, 0.0, 0.0, {1: 0.0}, None), "of a step 0 s (0 %) wait for other ranks\nabout 4 times", "longest"),
     ((4, 10, 0.5, 0.0, 0.05, {}, plan()), "about 3.6 times as fast as one process, if that has the work of 4 ranks; "
      "the plan expects 4 at 10 Gbit/s", "overlap"),
     ((4, 16, 0.5, 0.0, 0.05, {2: 0.1}, plan(8)), "8 steps overlap, of which strategy.timeline shows who waits for "
@@ -29,7 +31,7 @@ def plan(steps=1):
     ((4, 10, 0.5, 0.01, 0.05, {}, None), "\nof a step 1 ms (2 %) wait for data\nof a step 5 ms (10 %) wait for other "
      "ranks\nabout 3.52 times", "cache"),
     ((4, 10, 0.5, 0.12, 0.0, {}, None), "\nof a step 12 ms (24 %) wait for data; read it with "
-     "num_parallel_calls=tf.data.AUTOTUNE, or cache it\nof a step 0 ms (0 %) wait for other ranks\nabout 3.04", "plan"),
+     "num_parallel_calls=tf.data.AUTOTUNE, or cache it\nof a step 0 s (0 %) wait for other ranks\nabout 3.04", "plan"),
     ((4, 16, 0.5, 0.4, 0.05, {}, plan(8)), "wait for data; read it with num_parallel_calls=tf.data.AUTOTUNE, or cache "
      "it\n8 steps overlap", "wait for other"),
     ((4, 10, 0.5, 0.45, 0.0, {}, None), "about 1 times as fast", "-"),  # one process would wait as long
@@ -54,10 +56,10 @@ def test_it_is_no_callback_for_which_ranks_agree_after_each_batch():
 def test_after_fit(ranks):
     """Two epochs of 6 steps, of which the first is left out; rank 1 is slow."""
     output = launch.run_ok(["train_with_summary.py"], ranks, timeout_s=60).output
-    steps, milliseconds = re.search(r"^(\d+) steps of ([\d.]+) ms (?:on 2 ranks|in one process)", output, re.M).groups()
+    steps, duration = re.search(rf"^(\d+) steps of {DURATION} (?:on 2 ranks|in one process)", output, re.M).groups()
     assert int(steps) == 11 and output.count("after the first") == 1
     seconds = float(re.search(r"^fit took ([\d.]+) s", output, re.M)[1])
-    assert 0 < 11e-3 * float(milliseconds) < seconds
+    assert 0 < 11 * seconds_of(duration) < seconds
     if ranks:
         share = float(re.search(r"\((\S+) %\) wait for other ranks, longest for rank 1$", output, re.M)[1])
         gain = float(re.search(r"^about ([\d.]+) times as fast as one process", output, re.M)[1])
@@ -66,4 +68,4 @@ def test_after_fit(ranks):
         least, of_data = (1, float(data[1])) if data else (0, 0)
         expected = max(2 * (1 - (share + of_data) / 100), least)
         assert 20 < share <= 100 and gain == pytest.approx(expected, abs=0.03)
-        assert float(milliseconds) >= 40
+        assert seconds_of(duration) >= 0.04

@@ -11,6 +11,7 @@ import sys
 import threading
 
 import numpy as np
+from printed_durations import seconds_of
 import pytest
 from small_plans import dense_site
 from small_plans import plan_for
@@ -20,6 +21,7 @@ from tf_poseidon.commands import cli
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.explanations import plan_page
 from tf_poseidon.job.communicator import join_loopback
+from tf_poseidon.reports import texts
 from tf_poseidon.timelines import recording
 from tf_poseidon.timelines import step_table as table_lib
 from tf_poseidon.timelines import timeline_page
@@ -65,6 +67,15 @@ def spans_of(figure):
 
 
 # ---- plans ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds, text", [
+    (None, "unknown"), (0, "0 s"), (1.234e-7, "0.123 µs"), (57.84e-6, "57.8 µs"), (0.00099949, "999 µs"),
+    (0.0009996, "1 ms"), (0.0123, "12.3 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (29.9, "29.9 s"), (99.94, "99.9 s"),
+    (99.96, "1.67 min"), (600, "10 min"), (123_456, "2,058 min")])
+def test_durations_have_three_digits(seconds, text):
+    assert texts.duration(seconds) == text
+    assert text == "unknown" or seconds_of(text) == pytest.approx(seconds, rel=0.005)
 
 
 @pytest.mark.parametrize("policy", planning.POLICIES)
@@ -175,7 +186,7 @@ def test_figures_have_the_numbers_of_the_timeline():
     of_ranks, step, exchanges, predictions = figures_of(text)
     assert bars_of(of_ranks) == {(f"rank {i} on host", kind): 1e3 * seconds for i in range(2)
                                  for kind, seconds in table_lib.parts(recorded[i]).items() if seconds}
-    assert "Rank 1 on host computes longest: 9,000 ms, 2,000 ms more than the median rank" in text
+    assert "Rank 1 on host computes longest: 9 s, 2 s more than the median rank" in text
     # All steps take 12 s.
     expected = []
     for rank in recorded:
@@ -203,8 +214,8 @@ def test_the_rank_whose_data_come_late_is_named():
     of_ranks, step, _ = figures_of(text)
     assert bars_of(of_ranks)["rank 0 on host", "wait for data"] == 500
     assert spans_of(step).count(("wait for data", 0, 500)) == spans_of(step).count(("data", 0, 500)) == 1
-    for words in ("Rank 1 on host waits longest for data: 2,000 ms, 1,500 ms more than the median rank",
-                  "A step of rank 0 takes 12,000 ms: 500 ms of waiting for data, 6,500 ms for computing",
+    for words in ("Rank 1 on host waits longest for data: 2 s, 1.5 s more than the median rank",
+                  "A step of rank 0 takes 12 s: 500 ms of waiting for data, 6.5 s for computing",
                   "waiting for data, 4.2\N{NO-BREAK SPACE}% of the step"):
         assert words in text, words
 

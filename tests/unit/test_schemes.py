@@ -34,7 +34,7 @@ def test_auto_chooses_among_any_number(registered):
     """One latency instead of two, but more bytes: with many ranks, more than any other scheme."""
     decision, = plan(SMALL, "auto").decisions
     assert (decision.scheme, decision.runner_up) == ("gathered", "ps")
-    assert decision.reason == "0.1 ms dense, 0.0501 ms gathered"
+    assert decision.reason == "100 µs dense, 50.1 µs gathered"
     for workers, runner_up in ((2, "gathered"), (4, "ps")):
         decision, = plan(dense_site(400, 400, 1), "auto", schemes=("ps", "sfb", "gathered"), workers=workers).decisions
         assert (decision.scheme, decision.runner_up) == ("sfb", runner_up)

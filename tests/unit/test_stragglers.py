@@ -136,7 +136,7 @@ def test_no_more_than_two_warnings_an_hour():
 
 @pytest.mark.parametrize("given, says", [
     ({"arithmetic": [(2, 0.09)]}, "its arithmetic takes 1.9 times the median (190 ms, 100 ms); look for what else"),
-    ({"inputs": [(2, 0.09)]}, "it waits for its batches 90 ms a step, the median is 0 ms; give its data `num_"),
+    ({"inputs": [(2, 0.09)]}, "it waits for its batches 90 ms a step, the median is 0 s; give its data `num_"),
     ({"link": [(2, 0.09)]}, "its part comes 90 ms after those of the others, and neither its arithmetic nor its input "
      "explains that, so it is probably its link; `tf-poseidon selftest --hosts ...` measures"),
 ])

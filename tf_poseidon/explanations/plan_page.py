@@ -14,7 +14,7 @@ from tf_poseidon.planning.step_time import BusySpan
 from tf_poseidon.reports import figures
 from tf_poseidon.reports import page
 from tf_poseidon.reports.figures import Figure
-from tf_poseidon.reports.texts import ms
+from tf_poseidon.reports.texts import duration
 from tf_poseidon.reports.texts import size
 from tf_poseidon.reports.texts import times
 
@@ -47,7 +47,7 @@ def _parts(plan: Plan) -> list[str | Figure]:
             page.element("h2", "Everything that is exchanged"), page.element(
                 "p", "In the order in which it is ready. Bytes are those that a node sends plus receives; times are "
                 "those of an exchange by itself. A click on a column's name sorts by it.", "note"),
-            page.table(("name", "shape", "scheme", "bytes", "ms", "runner-up", "runner-up ms", "reason"),
+            page.table(("name", "shape", "scheme", "bytes", "time", "runner-up", "its time", "reason"),
                        [_cells(row) for row in rows]), *_whole(plan)]
 
 
@@ -62,15 +62,18 @@ def _verdict(plan: Plan, predictions: Mapping[str, typing.Any]) -> list[str | Fi
         workers = plan.cluster.workers
         of = f" of {plan.steps} that overlap" if plan.steps > 1 else ""
         ratio = times(workers * alone / step)
-        paragraphs.append(page.element("p", f"A step{of} is expected to take {ms(step)}: training is {ratio} times as "
-                                       "fast as in one process.", "verdict"))
+        paragraphs.append(page.element("p", f"A step{of} is expected to take {duration(step)}: training is {ratio} "
+                                       "times as fast as in one process.", "verdict"))
         if predictions["is_slower_than_one_process"]:
             paragraphs.append(page.element(
-                "p", f"This plan is expected to be SLOWER than one process, which would take {ms(workers * alone)} for "
-                f"the rows of all {workers} ranks; use larger batches, fewer ranks, or a faster network.", "warning"))
-        values = [(ms(step), "expected for a step"), (f"{ratio} \N{MULTIPLICATION SIGN}", "the speed of one process"),
-                  (ms(alone), "without other ranks"),
-                  (ms(least), f"at least, by any schemes; the plan takes {times(step / least)} times as long"), *values]
+                "p", "This plan is expected to be SLOWER than one process, which would take "
+                f"{duration(workers * alone)} for the rows of all {workers} ranks; use larger batches, fewer ranks, or "
+                "a faster network.", "warning"))
+        values = [(duration(step), "expected for a step"),
+                  (f"{ratio} \N{MULTIPLICATION SIGN}", "the speed of one process"),
+                  (duration(alone), "without other ranks"),
+                  (duration(least), f"at least, by any schemes; the plan takes {times(step / least)} times as long"),
+                  *values]
     note = " ".join(filter(None, (f"Policy '{plan.policy}' for {plan.cluster}.", plan.cluster.routes, plan.overlap)))
     return [*paragraphs, page.element("p", note, "note"), page.tiles(values)]
 
@@ -99,7 +102,8 @@ def _step(spans: Iterable[BusySpan], rows: Iterable[_Variable], steps: int) -> l
         "link" if span.kind == "transfer" else "rank",
         schemes[span.site] if span.kind == "transfer" else span.kind, span.begin, span.end,
         (what[span.kind].format(span.site) if span.site else "computes the rest",
-         f"{ms(span.end - span.begin)}, from {ms(span.begin)} to {ms(span.end)}")) for span in in_order[:_MOST_SPANS]]
+         f"{duration(span.end - span.begin)}, from {duration(span.begin)} to {duration(span.end)}"))
+        for span in in_order[:_MOST_SPANS]]
     caption = ("One rank, and the link of its node. A message is there a latency after its transfer; the rank "
                "rebuilds gradients from what has arrived. Drag across the figure to look closer; a double click shows "
                "all of it.")
@@ -124,12 +128,14 @@ def _times(rows: Iterable[_Variable]) -> list[str | Figure]:
             continue
         number, cost = len(names), row["cost"]
         names.append(row["name"])
-        lines = [row["name"], f"{row['scheme']}: {ms(cost['seconds'])}, {cost['bytes']:,.0f} bytes", row["reason"]]
+        lines = [row["name"], f"{row['scheme']}: {duration(cost['seconds'])}, {cost['bytes']:,.0f} bytes",
+                 row["reason"]]
         bars.append(figures.Bar(number, row["scheme"], cost["seconds"], lines, size(cost["bytes"])))
         if (other := row["runner_up_cost"]) is not None:
             bars.append(figures.Bar(
                 number, row["runner_up"], other["seconds"],
-                [row["name"], f"{row['runner_up']} would take {ms(other['seconds'])}, {other['bytes']:,.0f} bytes"],
+                [row["name"],
+                 f"{row['runner_up']} would take {duration(other['seconds'])}, {other['bytes']:,.0f} bytes"],
                 size(other["bytes"]), is_second=True))
     caption = "In the order of backpropagation, each by itself. Labels are bytes that a node sends plus receives."
     rest: dict[str, list[_Variable]] = {}
@@ -138,7 +144,7 @@ def _times(rows: Iterable[_Variable]) -> list[str | Figure]:
     for scheme, some in rest.items():
         seconds, num_bytes = (sum(row["cost"][key] for row in some) for key in ("seconds", "bytes"))
         text = f"{len(some)} others by {scheme}"
-        bars.append(figures.Bar(len(names), scheme, seconds, [f"{text}: {ms(seconds)}, {num_bytes:,.0f} bytes"],
+        bars.append(figures.Bar(len(names), scheme, seconds, [f"{text}: {duration(seconds)}, {num_bytes:,.0f} bytes"],
                                 size(num_bytes)))
         names.append(text)
     if rest:
@@ -152,12 +158,12 @@ def _cells(row: _Variable) -> list[page.Cell]:
     shape = "?" if row["shape"] is None else "x".join(map(str, row["shape"]))
     unknown: list[page.Cell] = ["unknown", "unknown"]
     return [row["name"], shape, row["scheme"],
-            *(unknown if cost is None else [(f"{cost['bytes']:,.0f}", cost["bytes"]), _milliseconds(cost)]),
-            row["runner_up"] or "", "" if other is None else _milliseconds(other), row["reason"]]
+            *(unknown if cost is None else [(f"{cost['bytes']:,.0f}", cost["bytes"]), _time(cost)]),
+            row["runner_up"] or "", "" if other is None else _time(other), row["reason"]]
 
 
-def _milliseconds(cost: Mapping[str, float]) -> tuple[str, float]:
-    return f"{1e3 * cost['seconds']:.3g}", 1e3 * cost["seconds"]
+def _time(cost: Mapping[str, float]) -> tuple[str, float]:
+    return duration(cost["seconds"]), cost["seconds"]
 
 
 def _seconds(row: _Variable, key: str) -> float:

@@ -36,6 +36,7 @@ from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.site import Site
 from tf_poseidon.reports import page
+from tf_poseidon.reports.texts import duration
 
 _MOST_DIMENSIONS = 254  # as in TensorFlow
 _MOST_STEPS = 1000  # far more than a graph has
@@ -246,7 +247,7 @@ class Plan:
 
     def _summaries(self) -> dict[str, str]:
         """Returns {name of a site, or path of a weight that is divided: what is done with it}."""
-        return ({d.site: f"{d.scheme}{d.carried or ''}, {_bytes(d.num_bytes)} bytes, {_ms(d.cost)} ms"
+        return ({d.site: f"{d.scheme}{d.carried or ''}, {_bytes(d.num_bytes)} bytes, {_duration(d.cost)}"
                  for d in self.decisions}
                 | {weight.path: f"{COLUMNS}, {weight.fingerprint()}" for weight in self.divided})
 
@@ -395,10 +396,10 @@ class Plan:
     def __str__(self) -> str:
         if self.refusal:
             return f"Not rewritten, all gradients travel dense: {self.refusal}"
-        rows = [("variable", "shape", "scheme", "bytes", "ms", "runner-up", "reason")]
+        rows = [("variable", "shape", "scheme", "bytes", "time", "runner-up", "reason")]
         for site, d in zip(self.sites, self.decisions, strict=True):
-            runner_up = f"{d.runner_up} {_ms(d.runner_up_cost)}" if d.runner_up else ""
-            rows.append((d.site, _shape(site.shape), d.scheme, _bytes(d.num_bytes), _ms(d.cost), runner_up,
+            runner_up = f"{d.runner_up} {_duration(d.runner_up_cost)}" if d.runner_up else ""
+            rows.append((d.site, _shape(site.shape), d.scheme, _bytes(d.num_bytes), _duration(d.cost), runner_up,
                          _reason(site, d)))
         for weight in self.divided:
             rows.append((weight.path, _shape(weight.shape), COLUMNS, "0", "0", "", weight.reason(self.cluster)))
@@ -406,11 +407,11 @@ class Plan:
             exchange_cost = exchange.cost(self.cluster)
             rows.append((exchange.site, _shape(exchange.shape), exchange.kind,
                          _bytes(None if exchange_cost is None else exchange_cost.num_bytes),
-                         _ms(exchange_cost), "", exchange.reason))
+                         _duration(exchange_cost), "", exchange.reason))
         others = [exchange.cost(self.cluster) for exchange in self.exchanges]
         total = [cost for cost in (*(d.cost for d in self.decisions), *others) if cost]
         rows.append(("total", "", "", _bytes(self.total_bytes),
-                     f"{1e3 * sum(cost.seconds for cost in total):.3g}", "",
+                     duration(sum(cost.seconds for cost in total)), "",
                      f"sent plus received by each {'rank' if self.cluster.ranks_per_node == 1 else 'node'} "
                      "in a step, half of it in each direction"))
         shares = f", rows shared {' : '.join(map(str, self.row_shares))}" if self.row_shares else ""
@@ -435,13 +436,13 @@ class Plan:
         assert least is not None  # its arithmetic is known
         workers = self.cluster.workers
         of = f" of {self.steps} that overlap" if self.steps > 1 else ""
-        lines = [f"expected: {1e3 * step:.3g} ms for a step{of}, {1e3 * compute:.3g} ms without other "
-                 f"ranks: {workers * compute / step:.3g} times as fast as one process",
-                 f"at least: {1e3 * least:.3g} ms by any choice of schemes, for bytes and arithmetic alone; this plan "
+        lines = [f"expected: {duration(step)} for a step{of}, {duration(compute)} without other ranks: "
+                 f"{workers * compute / step:.3g} times as fast as one process",
+                 f"at least: {duration(least)} by any choice of schemes, for bytes and arithmetic alone; this plan "
                  f"takes {step / least:.3g} times as long"]
         if self.is_slower_than_one_process:
             lines.append(f"This plan is expected to be SLOWER than one process, which would take "
-                         f"{1e3 * workers * compute:.3g} ms for the rows of all {workers} ranks; use "
+                         f"{duration(workers * compute)} for the rows of all {workers} ranks; use "
                          "larger batches, fewer ranks, or a faster network.")
         return lines
 
@@ -492,5 +493,5 @@ def _bytes(number: float | None) -> str:
     return "unknown" if number is None else f"{number:,.0f}"
 
 
-def _ms(cost: Cost | None) -> str:
-    return "unknown" if cost is None else f"{1e3 * cost.seconds:.3g}"
+def _duration(cost: Cost | None) -> str:
+    return "0" if cost is not None and not cost.seconds else duration(None if cost is None else cost.seconds)

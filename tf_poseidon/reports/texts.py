@@ -1,14 +1,20 @@
-"""Numbers as text for reports.
+"""Numbers as text, for all that is printed and for reports.
 
 Tests: tests/unit/test_reports.py.
 """
 
 
-def ms(seconds: float | None) -> str:
-    """Returns seconds as text in milliseconds; "unknown" for None."""
-    if seconds is None:
-        return "unknown"
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{1e3 * seconds:,.0f} ms"
+# The least number of seconds for which a unit is used, those of the unit, and its name.
+_UNITS = ((100.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (0.0, 1e-6, "µs"))
+
+
+def duration(seconds: float | None) -> str:
+    """Returns seconds as text with three digits, in µs, ms, s or min; "unknown" for None."""
+    if not seconds:
+        return "unknown" if seconds is None else "0 s"
+    _, unit, name = next(unit for unit in _UNITS if abs(seconds) >= 0.9995 * unit[0])
+    number = seconds / unit
+    return f"{number:.3g} {name}" if abs(number) < 999.5 else f"{number:,.0f} {name}"
 
 
 def size(num_bytes: float | None) -> str:

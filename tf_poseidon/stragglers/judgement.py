@@ -14,6 +14,8 @@ import math
 import statistics
 import time
 
+from tf_poseidon.reports import texts
+
 # Of a step. Equal machines differ by less, and what is less is hard to gain.
 SHARE = 0.10
 # A straggler remains one until it costs less than this, so that one at the limit is reported once; for so many seconds.
@@ -90,7 +92,7 @@ class Straggler:
 
     def sentence(self, host: str) -> str:
         """Returns a warning; `host` is the name of the rank's host."""
-        own, median = f"{1e3 * self.own_seconds:.3g} ms", f"{1e3 * self.median_seconds:.3g} ms"
+        own, median = texts.duration(self.own_seconds), texts.duration(self.median_seconds)
         why = {
             ARITHMETIC: f"its arithmetic takes {self.own_seconds / max(self.median_seconds, 1e-9):.2g} times the "
                         f"median ({own}, {median})",

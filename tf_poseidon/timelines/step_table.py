@@ -14,6 +14,7 @@ from typing import Any
 
 from tf_poseidon import planning
 from tf_poseidon.base import tables
+from tf_poseidon.reports.texts import duration
 from tf_poseidon.timelines import recorded_steps as steps_lib
 
 _NOTICEABLE = 0.01  # of a step
@@ -192,22 +193,22 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
     lines = tables.aligned(rows, left=(0, 1))
     total = step_summary.total
     data = step_summary.parts[steps_lib.WAIT_FOR_DATA]
-    waiting = f"{_ms(data)} ms waiting for data; " if step_summary.waits_for_data else ""
-    lines.append(f"a step of {_ms(total.measured)} ms: {waiting}{_ms(total.compute)} ms compute; then "
-                 f"{_ms(total.exposed)} ms waiting for exchanges, and {_ms(step_summary.parts['rebuild'])} ms "
+    waiting = f"{duration(data)} waiting for data; " if step_summary.waits_for_data else ""
+    lines.append(f"a step of {duration(total.measured)}: {waiting}{duration(total.compute)} compute; then "
+                 f"{duration(total.exposed)} waiting for exchanges, and {duration(step_summary.parts['rebuild'])} "
                  "rebuilding gradients")
     if step_summary.latest_data is not None:
-        lines.append(f"rank {step_summary.latest_data} waits longest for data, {_ms(step_summary.data_longer)} ms of a "
-                     "step longer than the median rank")
+        lines.append(f"rank {step_summary.latest_data} waits longest for data, {duration(step_summary.data_longer)} of "
+                     "a step longer than the median rank")
     for row, what in zip(steps_lib.COPIES, ("from its GPU", "to its GPU", "and sums between GPUs")):
         seconds, num_bytes = step_summary.copies.get(row, (0.0, 0.0))
         if seconds:
-            lines.append(f"copies {what}: {_ms(seconds)} ms of a step, {1e-9 * num_bytes / seconds:.1f} GB/s")
+            lines.append(f"copies {what}: {duration(seconds)} of a step, {1e-9 * num_bytes / seconds:.1f} GB/s")
     if ranks[rank].dropped:
         lines.append(f"The recording was full, and {ranks[rank].dropped:,} later events are missing: record "
                      "fewer steps.")
     title = (f"rank {rank} on {ranks[rank].host}, {num_steps} steps, times in ms; clocks of ranks agree "
-             f"within {1e3 * clocks_agree_within(ranks):.2g} ms")
+             f"within {duration(clocks_agree_within(ranks))}")
     if plan is not None and any(row.predicted is not None for row in step_summary.rows):
         title += f"; predicted for {plan.cluster.bandwidth_gbps:g} Gbit/s and {plan.cluster.latency_us:g} µs"
     return "\n".join([title, *lines])

@@ -15,7 +15,7 @@ from tf_poseidon import planning
 from tf_poseidon.reports import figures
 from tf_poseidon.reports import page
 from tf_poseidon.reports.figures import Figure
-from tf_poseidon.reports.texts import ms
+from tf_poseidon.reports.texts import duration
 from tf_poseidon.timelines import recorded_steps as steps_lib
 from tf_poseidon.timelines import step_table as table_lib
 
@@ -55,20 +55,21 @@ def _verdict(ranks: Sequence[steps_lib.Rank], rank: int, step_summary: table_lib
     def share(seconds: float | None) -> str:
         return f"{100 * seconds / total.measured if seconds else 0.0:.2g}\N{NO-BREAK SPACE}% of the step"
 
-    values = [(ms(total.measured), "a step"), (ms(total.compute), "computing"),
-              (ms(total.exposed), f"waiting for exchanges, {share(total.exposed)}"),
-              (ms(step_summary.parts["rebuild"]), "rebuilding gradients")]
+    values = [(duration(total.measured), "a step"), (duration(total.compute), "computing"),
+              (duration(total.exposed), f"waiting for exchanges, {share(total.exposed)}"),
+              (duration(step_summary.parts["rebuild"]), "rebuilding gradients")]
     if step_summary.waits_for_data:
-        values.insert(1, (ms(data), f"waiting for data, {share(data)}"))
+        values.insert(1, (duration(data), f"waiting for data, {share(data)}"))
     if total.predicted is not None:
-        values.append((ms(total.predicted), "expected by the plan"))
-    waiting = f"{ms(data)} of waiting for data, " if step_summary.waits_for_data else ""
+        values.append((duration(total.predicted), "expected by the plan"))
+    waiting = f"{duration(data)} of waiting for data, " if step_summary.waits_for_data else ""
     parts: list[str | Figure] = [
-        page.element("p", f"A step of rank {rank} takes {ms(total.measured)}: {waiting}{ms(total.compute)} for "
-                     f"computing, {ms(total.exposed)} of waiting for exchanges, and "
-                     f"{ms(step_summary.parts['rebuild'])} of rebuilding gradients.", "verdict"),
+        page.element("p", f"A step of rank {rank} takes {duration(total.measured)}: {waiting}{duration(total.compute)} "
+                     f"for computing, {duration(total.exposed)} of waiting for exchanges, and "
+                     f"{duration(step_summary.parts['rebuild'])} of rebuilding gradients.", "verdict"),
         page.element("p", f"{len(ranks[rank].steps):,} recorded steps; times are means over the middle half of them by "
-                     f"duration. Clocks of ranks agree within {ms(table_lib.clocks_agree_within(ranks))}.", "note"),
+                     "duration. Clocks of ranks agree within "
+                     f"{duration(table_lib.clocks_agree_within(ranks))}.", "note"),
         page.tiles(values)]
     for number, recorded_rank in enumerate(ranks):
         if recorded_rank.dropped:
@@ -81,17 +82,17 @@ def _ranks(ranks: Sequence[steps_lib.Rank], parts: Sequence[dict[str, float]],
            step_summary: table_lib.StepSummary) -> list[str | Figure]:
     """Returns the figure of what ranks spend their time on."""
     names = [f"rank {number} on {rank.host}" for number, rank in enumerate(ranks)]
-    bars = [figures.Bar(number, kind, seconds, [names[number], f"{kind}: {ms(seconds)}"])
+    bars = [figures.Bar(number, kind, seconds, [names[number], f"{kind}: {duration(seconds)}"])
             for number, of_rank in enumerate(parts) for kind, seconds in of_rank.items() if seconds]
     caption = "Forward is everything from the end of a step to the first exchange of the next one, but waits for data."
     if len(ranks) > 1:
         slowest, longer = table_lib.longest(list(map(_compute, parts)))
-        caption += (f" Rank {slowest} on {ranks[slowest].host} computes longest: {ms(_compute(parts[slowest]))}, "
-                    f"{ms(longer)} more than the median rank.")
+        caption += (f" Rank {slowest} on {ranks[slowest].host} computes longest: {duration(_compute(parts[slowest]))}, "
+                    f"{duration(longer)} more than the median rank.")
     if (latest := step_summary.latest_data) is not None:
         data = parts[latest][steps_lib.WAIT_FOR_DATA]
-        caption += (f" Rank {latest} on {ranks[latest].host} waits longest for data: {ms(data)}, "
-                    f"{ms(step_summary.data_longer)} more than the median rank.")
+        caption += (f" Rank {latest} on {ranks[latest].host} waits longest for data: {duration(data)}, "
+                    f"{duration(step_summary.data_longer)} more than the median rank.")
     return [page.element("h2", "Ranks"), page.element("p", caption, "note"),
             figures.bars(names, bars, "time of a step", is_stacked=True)]
 
@@ -137,7 +138,7 @@ def _spans(number: int, rank: steps_lib.Rank, steps: Iterable[steps_lib.Recorded
     def span(lane: str, kind: str, what: str, begin: float, end: float, *more: str) -> figures.Span:
         begin, end = begin - origin, end - origin
         return figures.Span((number, lane), kind, begin, end, (
-            f"rank {number}: {what}", f"{ms(end - begin)}, from {ms(begin)} to {ms(end)}", *more))
+            f"rank {number}: {what}", f"{duration(end - begin)}, from {duration(begin)} to {duration(end)}", *more))
 
     for step in steps:
         for part in step.segments:
@@ -163,7 +164,7 @@ def _variables(rank: int, step_summary: table_lib.StepSummary) -> list[str | Fig
     for number, (name, rows) in enumerate(groups.items()):
         for kind in kinds:
             if mean := statistics.fmean(seconds(row, kind) for row in rows):
-                bars.append(figures.Bar(number, kind, mean, [name, f"{kind}: {ms(mean)}"]))
+                bars.append(figures.Bar(number, kind, mean, [name, f"{kind}: {duration(mean)}"]))
     caption = (f"Of rank {rank}, in the order of backpropagation. Hidden: the exchange was in flight while the rank "
                "continued to compute. Exposed: the step waited for it, from the end of the exchange before.")
     if step_summary.is_overlapping:
@@ -184,7 +185,8 @@ def _predictions(rank: int, step_summary: table_lib.StepSummary, plan: planning.
     for number, (name, rows) in enumerate(groups.items()):
         for kind in ("predicted", "measured"):
             mean = statistics.fmean(getattr(row, kind) for row in rows)
-            bars.append(figures.Bar(number, kind, mean, [name, f"{kind}: {ms(mean)}"], ms(mean), kind == "measured"))
+            bars.append(figures.Bar(number, kind, mean, [name, f"{kind}: {duration(mean)}"], duration(mean),
+                                    kind == "measured"))
     caption = (f"Predicted: what the plan expects of each exchange by itself, for {plan.cluster.bandwidth_gbps:g} "
                f"Gbit/s and {plan.cluster.latency_us:g} µs. Measured: from when all ranks were ready until rank {rank} "
                "had the result, which may have been behind other exchanges.")

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from tf_poseidon import planning
+from tf_poseidon.reports.texts import duration
 
 _NOTICEABLE, _LONG = 0.01, 0.05  # parts of a step that wait for data
 
@@ -102,12 +103,12 @@ def summary(ranks: int, steps: int, seconds: float, data: float, waited: float, 
     """
     step = seconds / steps
     where = f"on {ranks} ranks" if ranks > 1 else "in one process"
-    lines = [f"{steps} steps of {1e3 * step:.3g} ms {where}, after the first"]
+    lines = [f"{steps} steps of {duration(step)} {where}, after the first"]
     if ranks == 1:
         return lines[0]
     of_data = min(max(data / seconds, 0.0), 1.0)
     if of_data >= _NOTICEABLE:
-        lines.append(f"of a step {1e3 * data / steps:.3g} ms ({100 * of_data:.2g} %) wait for data"
+        lines.append(f"of a step {duration(data / steps)} ({100 * of_data:.2g} %) wait for data"
                      + ("; read it with num_parallel_calls=tf.data.AUTOTUNE, or cache it" if of_data >= _LONG else ""))
     expected, speeds = "", ""
     if plan is not None and plan.step_seconds and plan.compute_seconds is not None:
@@ -120,7 +121,7 @@ def summary(ranks: int, steps: int, seconds: float, data: float, waited: float, 
         return "\n".join(lines)
     share = min(max(waited / seconds, 0.0), 1.0)
     slowest = max(waited_for, key=lambda rank: waited_for[rank], default=None)
-    lines.append(f"of a step {1e3 * waited / steps:.3g} ms ({100 * share:.2g} %) wait for other ranks"
+    lines.append(f"of a step {duration(waited / steps)} ({100 * share:.2g} %) wait for other ranks"
                  + (f", longest for rank {slowest}" if slowest is not None and waited_for[slowest] > 0 else ""))
     # Data that come too late for several ranks come too late for one.
     gain = max(ranks * (1 - share - of_data), 1.0 if of_data >= _NOTICEABLE else 0.0)

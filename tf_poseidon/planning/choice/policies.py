@@ -31,6 +31,7 @@ from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.schemes import SFB
 from tf_poseidon.planning.schemes import SPARSE
 from tf_poseidon.planning.site import Site
+from tf_poseidon.reports.texts import duration
 
 Costs = Mapping[str, Cost]
 Policy = Callable[[Site, Costs, Cluster], tuple[str, str]]
@@ -90,13 +91,9 @@ def _auto(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
     scheme = min(costs, key=lambda name: (costs[name].seconds, name in (PS, HFB), name == HFB))
     texts = []
     for name, cost in costs.items():
-        rebuild = f", of which {_ms(cost.rebuild)} ms to rebuild it" if cost.rebuild else ""
-        texts.append(f"{_ms(cost.seconds)} ms {SCHEMES[name].manner}{rebuild}")
+        rebuild = f", of which {duration(cost.rebuild)} to rebuild it" if cost.rebuild else ""
+        texts.append(f"{duration(cost.seconds)} {SCHEMES[name].manner}{rebuild}")
     return scheme, ", ".join(texts)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g}"
 
 
 # Tests hold for all of them: sites without factors or slices go over the parameter server, and no policy is faster than
