@@ -725,6 +725,8 @@ def test_auto_takes_what_another_policy_chooses_if_that_is_shorter():
     assert [decision.scheme for decision in slow.decisions] == ["ps"] * 4
     assert slow.decisions[1].reason.endswith("by 'ps' the whole step is shorter")
     assert fast.decisions[1].scheme == "sfb"
+    measured = planning.Cluster(4, bandwidth_gbps=1, gflops=100, uncertainty=0.01)  # on processors, which may hide less
+    assert planning.make_plan(sites, "auto", measured, operations=operations).decisions[1].scheme == "sfb"
 
 
 @pytest.mark.parametrize("uncertainty, expected", [(0.0, "ps"), (0.1, "ps"), (0.5, "sfb")])

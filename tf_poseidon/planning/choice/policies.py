@@ -133,7 +133,8 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
     sites, exchanges = tuple(sites), tuple(exchanges)
     chooser = _Chooser(policy, cluster, pins, tuple(SCHEMES if schemes is None else schemes))
     decisions: Sequence[Decision] = chooser.decisions(sites)
-    if policy == "auto" and operations:
+    # Of speeds that were measured on processors, it is not known whether these hide exchanges while they compute.
+    if policy == "auto" and operations and (cluster.accelerators or not cluster.uncertainty):
         decisions = _of_whole_step(chooser, decisions, sites, operations, exchanges, steps)
     exchanges = tuple(dataclasses.replace(exchange, pin=_unmet_pin(exchange, pins)) for exchange in exchanges)
     return Plan(policy, cluster, sites, tuple(decisions), operations, exchanges=exchanges, steps=steps)
