@@ -31,6 +31,7 @@ from tf_poseidon.staleness.version_log import VersionLog
 _LATE = {
     "PoseidonStrategy": "strategy.poseidon_strategy",
     "Summary": "keras_hook.coordination.summary",
+    "advise": "explanations.explaining",
     "calibrate": "job.calibration",
     "diff": "saved_graphs.differences",
     "distribute": "strategy.distribution",

@@ -89,9 +89,10 @@ def vgg19():
 @pytest.mark.parametrize("workers, ps, hybrid", [(8, 16.09, 2.85), (16, 17.24, 3.71),
                                                  (32, 17.81, 5.18)])
 def test_vgg19(vgg19, workers, ps, hybrid):
-    for policy, expected in (("ps", ps), ("paper", hybrid), ("auto", hybrid)):
-        plan = poseidon.explain(vgg19, batch_size=32, workers=workers, bandwidth_gbps=10,
-                                policy=policy)
+    # As slow as a processor, where all bytes are hidden, and as fast as an accelerator.
+    for policy, gflops, expected in (("ps", 1000, ps), ("paper", 1000, hybrid), ("auto", 1000, ps),
+                                     ("auto", 5000, hybrid)):
+        plan = poseidon.explain(vgg19, batch_size=32, workers=workers, bandwidth_gbps=10, policy=policy, gflops=gflops)
         assert plan.total_bytes * 8 / 1e9 == pytest.approx(expected, abs=0.01)
         assert not plan.is_slower_than_one_process
     # 19.6e9 multiplications and additions for an image, and about as many again for each of the two
@@ -142,6 +143,40 @@ def test_wire_dtype_halves_the_bytes():
         full, half = (poseidon.explain(model, 8, 4, policy=policy, wire_dtype=wire)
                       for wire in (None, "bfloat16"))
         assert half.total_bytes == full.total_bytes / 2
+
+
+def test_what_would_help_is_what_explain_plans_then():
+    """Larger batches and steps that overlap are estimated from one trace."""
+    model = keras.Sequential([keras.Input((512,)), *(keras.layers.Dense(512) for _ in range(8))])
+    model.compile("sgd", "mse")
+    options = {"bandwidth_gbps": 4, "latency_us": 1, "gflops": 500, "policy": "ps"}
+    advice = poseidon.advise(model, 256, 4, **options)
+    expected = {change.name: change.step_seconds for change in advice.changes}
+    assert advice.plan.diff(poseidon.explain(model, 256, 4, **options)) == ""
+    for name, others, is_exact in (
+            ("batches of 512 rows on each worker", {"batch_size": 512}, True),
+            ("2 workers with 512 rows each", {"batch_size": 512, "workers": 2}, True),
+            ("links of 40 Gbit/s", {"bandwidth_gbps": 40}, True),
+            ('wire_dtype="bfloat16"', {"wire_dtype": "bfloat16"}, True),
+            ("compile(steps_per_execution=5)", {"steps_per_execution": 5}, False)):
+        plan = poseidon.explain(model, **{"batch_size": 256, "workers": 4, **options, **others})
+        assert expected[name] == pytest.approx(plan.step_seconds, rel=1e-9 if is_exact else 0.05), name
+
+
+@pytest.mark.parametrize("optimizer, may_overlap", [("sgd", True), (keras.optimizers.SGD(global_clipnorm=1.0), False)])
+def test_steps_are_said_to_overlap_only_if_they_do(optimizer, may_overlap):
+    changes = poseidon.advise(compiled(optimizer=optimizer), 8, 4).changes
+    assert may_overlap == any("steps_per_execution" in change.name for change in changes)
+
+
+def test_other_policies_divide_no_weights():
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(2048), keras.layers.Dense(2048)])
+    model.compile("sgd", "mse")
+    advice = poseidon.advise(model, 64, 4, bandwidth_gbps=1, gflops=100)
+    steps = {policy.name: policy.step_seconds for policy in advice.policies}
+    assert advice.plan.divided and steps["auto"] == advice.plan.step_seconds
+    for policy in ("ps", "sfb", "paper"):
+        assert steps[policy] == poseidon.explain(model, 64, 4, 1, policy, gflops=100).step_seconds > steps["auto"]
 
 
 SEQUENCE = keras.Input((None, 4))
@@ -366,29 +401,35 @@ def test_explain_command_writes_a_page_a_plan_and_predictions(tmp_path):
                               keras.layers.Dense(3, name="narrow")])
     model.compile("adam", "mse")
     model.save(tmp_path / "model.keras")
-    outcome = command("explain", tmp_path / "model.keras", "--batch_size", 8, "--workers", 4,
-                      "--bandwidth_gbps", 1, "--pin", "narrow/*=ps", "--json", tmp_path / "json",
-                      "--plan", tmp_path / "plan", "--html", tmp_path / "html", "--steps_per_execution", 4,
-                      "--gpus_per_node", 4, "--gpu_link_gbps", 2)
+    arguments = (tmp_path / "model.keras", "--batch_size", 8, "--workers", 4, "--bandwidth_gbps", 1,
+                 "--pin", "narrow/*=ps", "--steps_per_execution", 4, "--gpus_per_node", 4, "--gpu_link_gbps", 2)
+    outcome = command("explain", *arguments, "--json", tmp_path / "json", "--plan", tmp_path / "plan",
+                      "--html", tmp_path / "html")
     assert outcome.returncode == 0, outcome.stderr
     plan = poseidon.Plan.load(tmp_path / "plan")
-    shown, memory = outcome.stdout.removesuffix("\nSteps overlap.\n").rsplit("\n", 1)
+    lines = outcome.stdout.splitlines()
+    assert 15 <= len(lines) <= 30 and max(map(len, lines)) <= 100 and lines[-1] == "Steps overlap."
+    whole = command("explain", *arguments, "--all")
+    shown, memory = whole.stdout.removesuffix("\nSteps overlap.\n").rsplit("\n", 1)
     assert shown == str(plan) and plan.steps == 4
     assert memory.startswith("memory of a rank: weights 1.06 MB, gradients 1.06 MB, the optimizer's variables 2.11 MB")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert plan.diff(poseidon.explain(loaded, 8, 4, 1.0, pins={"narrow/*": "ps"}, gpus_per_node=4,
                                       gpu_link_gbps=2.0)) == ""
-    assert "pinned to 'ps'" in outcome.stdout and "wide/kernel" in outcome.stdout
+    assert "pinned to 'ps'" in whole.stdout and "wide/kernel" in outcome.stdout
     plan.save_html(tmp_path / "again")  # a plan's file does not tell how steps overlap
     assert (tmp_path / "html").read_text() == (tmp_path / "again").read_text().replace(
         f"{plan.cluster.routes}<", f"{plan.cluster.routes} Steps overlap.<")
     stale = command("explain", tmp_path / "model.keras", "--batch_size", 8, "--workers", 4, "--synchrony", "dssp:1,4")
-    assert stale.returncode == 0 and "read, by DSSP(1, 4); the results are not those of one process." in stale.stdout
+    assert stale.returncode == 0
+    assert "read, by DSSP(1, 4); the results are not those of one process." in stale.stdout.replace("\n", " ")
     mistaken = command("explain", tmp_path / "model.keras", "--batch_size", 8, "--workers", 4, "--pin", "narow/*=ps")
     assert mistaken.returncode == 3
     assert "The pin of 'narow/*' matches no variable of this step; the nearest is 'narrow/" in mistaken.stderr
     predictions = json.loads((tmp_path / "json").read_text())
     assert predictions["total_bytes"] == plan.total_bytes
+    assert {policy["name"]: policy["step_seconds"] for policy in predictions["policies"]}["auto"] == plan.step_seconds
+    assert {change["name"] for change in predictions["changes"]} >= {"links of 10 Gbit/s"}
     schemes = {v["name"]: v["scheme"] for v in predictions["variables"]}
     assert schemes == {"wide/kernel": "sfb", "wide/bias": "sfb", "narrow/kernel": "ps", "narrow/bias": "ps"}
 

@@ -56,6 +56,7 @@ def test_names_of_classes_and_modules_are_unique():
 
 # Public functions, whose many options are keywords.
 OF_KEYWORDS = {
+    "explanations/explaining.py advise",
     "explanations/explaining.py explain",
     "job/function_jobs/function_job.py run",
     "saved_graphs/load_ops.py load_ops",

@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
                           "(%(default)s: not at all)")
     explains.add_argument("--steps_per_execution", type=_at_least(1), default=1,
                           help="same as in compile: how many steps may overlap (%(default)s)")
+    explains.add_argument("--all", action="store_true", help="whether to print all gradients, with reasons")
     explains.add_argument("--plan", help="file for the plan, which PoseidonStrategy and rewrite can follow")
     rewrites = command(graph_commands.rewrite, "tf-poseidon rewrite step step_for_4 --workers 4 --batch_size 32",
                        ("source", "IN", f"the training step: {graph}"), ("target", "OUT", "the rewritten one"))

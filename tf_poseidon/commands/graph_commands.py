@@ -30,7 +30,7 @@ _GRAPH = "give a SavedModel's directory, a MetaGraph (.meta) or a GraphDef (.pb)
 
 
 def explain(given: argparse.Namespace) -> Status:
-    """Prints how the gradients of a saved model would travel."""
+    """Prints what a saved model would gain on several ranks, and how its gradients would travel."""
     PlanOptions(**_plan_options(given)).planner()  # which checks them
     command_files.check_output("--json", given.json)
     command_files.check_output("--plan", given.plan)
@@ -45,13 +45,13 @@ def explain(given: argparse.Namespace) -> Status:
         show(f"loading {given.model}")
         model = explaining.load(given.model)
         show("tracing and planning a training step")
-        plan = explaining.explain(model, given.batch_size, steps_per_execution=given.steps_per_execution,
-                                  shard_update=given.shard_update, synchrony=given.synchrony,
-                                  **_plan_options(given))
+        advice = explaining.advise(model, given.batch_size, steps_per_execution=given.steps_per_execution,
+                                   shard_update=given.shard_update, synchrony=given.synchrony, **_plan_options(given))
+    plan = advice.plan
     if unmatched := planning.unmatched_pins(given.pin, plan):
         raise ConfigurationError(unmatched)
-    with command_files.printing(plan):
-        command_files.save("--json", given.json, lambda: json.dumps(plan.predictions(), indent=1))
+    with command_files.printing(plan if given.all else advice):
+        command_files.save("--json", given.json, lambda: json.dumps(advice.predictions(), indent=1))
         command_files.save("--html", given.html, lambda: plan_page.html_report({"": plan}))
         if given.plan:
             plan.save(given.plan)

@@ -28,6 +28,7 @@ from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.explanations import advice
 from tf_poseidon.graph_passes import session
 from tf_poseidon.job import worker_clocks
 from tf_poseidon.keras_hook import hooks
@@ -103,6 +104,68 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     Raises:
         PoseidonError: If the model cannot be traced, or a value is out of range.
     """
+    options = options_lib.PlanOptions(
+        workers=workers, servers=servers, bandwidth_gbps=bandwidth_gbps, latency_us=latency_us, gflops=gflops,
+        accelerators=accelerators, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node,
+        gpu_link_gbps=gpu_link_gbps, dedicated_servers=dedicated_servers, policy=policy, pins=pins,
+        merge=merge, wire_dtype=wire_dtype)
+    return _planned(model, batch_size, options, data, global_batch_norm, steps_per_execution, shard_update,
+                    synchrony).plan
+
+
+def advise(model: keras.Model, batch_size: int, workers: int, *, data: Any | None = None,
+           global_batch_norm: bool = False, steps_per_execution: int = 1, shard_update: bool | str = False,
+           synchrony: str | bounds.Synchrony = bounds.BSP, **options: Any) -> advice.Advice:
+    """Returns what training a model would gain, and what would gain more, in about fifteen lines.
+
+    ```python
+    print(poseidon.advise(model, batch_size=32, workers=8, bandwidth_gbps=10))
+    ```
+
+    It plans as `explain` does, and then plans the same gradients again: by each policy, and for larger batches, fewer
+    workers, faster links, steps that overlap, and numbers of fewer bits. Nothing is traced for that, unless "auto"
+    divides weights, which other policies do not; larger batches and steps that overlap are estimates, and `explain`
+    plans them exactly.
+
+    Args:
+        model, batch_size, workers, data, global_batch_norm, steps_per_execution, shard_update, synchrony: Same as in
+            `explain`.
+        **options: The other arguments of `explain`, by name.
+
+    Returns:
+        What to print, with the plan as `plan`.
+
+    Raises:
+        PoseidonError: If the model cannot be traced, or a value is out of range.
+    """
+    plan_options = options_lib.PlanOptions(workers=workers, **options)
+    rest = (data, global_batch_norm, steps_per_execution, shard_update, synchrony)
+    planned = _planned(model, batch_size, plan_options, *rest)
+    plan = whole = planned.plan
+    if plan.divided and not planned.planner.divides_weights:  # what other policies divide
+        whole = _planned(model, batch_size, dataclasses.replace(plan_options, policy=planning.PS), *rest).plan
+    return advice.of(plan, whole, planned.planner, batch_size, planned.may_overlap, bounds.of(synchrony) is None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Planned:
+    """What a model's step is planned as.
+
+    Attributes:
+        plan: The plan.
+        planner: What has made it.
+        may_overlap: Whether nothing holds back steps that overlap in one execution.
+    """
+
+    plan: planning.Plan
+    planner: planning.Planner
+    may_overlap: bool
+
+
+def _planned(model: keras.Model, batch_size: int, plan_options: options_lib.PlanOptions, data: Any | None,
+             global_batch_norm: bool, steps_per_execution: int, shard_update: bool | str,
+             synchrony: str | bounds.Synchrony) -> _Planned:
+    """Traces and plans a model's step; arguments as in `explain`."""
     if not isinstance(model, keras.Model):
         raise ConfigurationError(f"explain was given a {type(model).__name__}, expected a Keras model; load "
                                  "one from a file with keras.models.load_model.")
@@ -110,18 +173,14 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
                                ("steps_per_execution", steps_per_execution, "one step")):
         if not isinstance(value, numbers.Integral) or value < 1:
             raise ConfigurationError(f"{name}={value!r}, expected a whole number, at least {least}.")
-    pins = dict(pins or {})
+    pins, merge, wire_dtype = dict(plan_options.pins or {}), plan_options.merge, plan_options.wire_dtype
     clocks = worker_clocks.Clocks(bounds.of(synchrony))
     if clocks.synchrony is not None:
-        policy = options_lib.TrainingOptions(
-            policy, pins=tuple(pins.items()), wire_dtype=wire_dtype, merge=merge, global_batch_norm=global_batch_norm,
-            shard_update=shard_update, synchrony=clocks.synchrony).policy
+        plan_options = dataclasses.replace(plan_options, policy=options_lib.TrainingOptions(
+            plan_options.policy, pins=tuple(pins.items()), wire_dtype=wire_dtype, merge=merge,
+            global_batch_norm=global_batch_norm, shard_update=shard_update, synchrony=clocks.synchrony).policy)
         stale_steps.check(model, clocks.synchrony)
-    planner = options_lib.PlanOptions(
-        workers=workers, servers=servers, bandwidth_gbps=bandwidth_gbps, latency_us=latency_us, gflops=gflops,
-        accelerators=accelerators, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node,
-        gpu_link_gbps=gpu_link_gbps, dedicated_servers=dedicated_servers, policy=policy, pins=pins,
-        merge=merge, wire_dtype=wire_dtype).planner()
+    planner, workers = plan_options.planner(), plan_options.cluster.workers
     options_lib.TrainingOptions(shard_update=shard_update)  # checks it
     _check_can_be_planned(model)
     # A single worker would synchronise nothing, so its step is partitioned for two.
@@ -154,10 +213,10 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         masters = sharded_slots.masters(optimizers)
         options = PartitionOptions(ranks, rows, trains=True, wire_dtype=wire_dtype, inlines=True,
                                    session=rewriting, layouts=layouts, masters=masters,
-                                                loads=dict.fromkeys(range(min(servers or ranks, ranks)), 0),
-                                                shard_update=bool(shard_update),
-                                                only_if_shorter=shard_update == options_lib.AUTO,
-                                                memory_bytes=_MEMORY_BYTES)
+                                   loads=dict.fromkeys(range(min(plan_options.servers or ranks, ranks)), 0),
+                                   shard_update=bool(shard_update),
+                                   only_if_shorter=shard_update == options_lib.AUTO,
+                                   memory_bytes=_MEMORY_BYTES)
         partition = partitioning.partition(step, options, accumulators,
                                            candidates=metrics if model.compiled else None)
         graphs = rank_graphs.RankGraphs(partition)
@@ -182,10 +241,12 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     paths = [(variable, masters[id(variable)]) for variable in partition.shards if id(variable) in masters]
     copies = sum(2 * variable.shape.num_elements() for variable, path in paths if path not in divided)
     others = _bytes([variable for variable, path in paths if path in divided]) * (workers - 1) // workers
-    return dataclasses.replace(plan, memory=planning.Memory(
+    plan = dataclasses.replace(plan, memory=planning.Memory(
         _most(weights, partition, workers) + copies, _bytes(weights),
         _bytes([variable.value for variable in model.trainable_variables]) - others,
         _most(slots, partition, workers), _bytes(slots), round((plan.total_bytes or 0) / 2)))
+    order = graphs.order
+    return _Planned(plan, planner, not (order.obstacle or order.joint or order.whole))
 
 
 def _most(variables: Sequence[tf.Variable], partition: partitioning.Partition, workers: int) -> int:

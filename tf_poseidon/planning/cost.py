@@ -166,3 +166,14 @@ def linked_dense_bytes(num_bytes: float, cluster: Cluster) -> float:
 def gathered_bytes(num_bytes: float, cluster: Cluster) -> float:
     """Returns the bytes that a node sends plus receives if each rank sends `num_bytes` to all ranks."""
     return factor_broadcasting(num_bytes * cluster.ranks_per_node, cluster.nodes)
+
+
+def ring(num_bytes: float, cluster: Cluster) -> Cost:
+    """Returns the `Cost` of a tensor that a ring of the nodes adds up, as other libraries do.
+
+    It has the bytes of servers on all nodes, and a latency for each of 2 (P1 - 1) rounds.
+    """
+    of_node = parameter_server(num_bytes, cluster.nodes, cluster.nodes)
+    linked = cluster.gpu_link_seconds(parameter_server(num_bytes, cluster.gpus_per_node, cluster.gpus_per_node) / 2)
+    return Cost(of_node, latency=2 * (cluster.nodes - 1) * cluster.latency_seconds,
+                transfer=linked if cluster.are_all_linked else max(cluster.send_seconds(of_node / 2), linked))
