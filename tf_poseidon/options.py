@@ -14,6 +14,7 @@ from typing import Any
 
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.errors import shown
 from tf_poseidon.staleness import bounds
 from tf_poseidon.staleness.version_log import VersionLog
 
@@ -293,8 +294,11 @@ class PlanOptions:
 
     Attributes:
         workers, servers, bandwidth_gbps, latency_us, gflops, accelerators, ranks_per_node, gpus_per_node,
-            gpu_link_gbps, dedicated_servers: Same as in `planning.Cluster`.
+            gpu_link_gbps, dedicated_servers: Same as in `planning.Cluster`; speeds that are None become those of
+            `network` and `accelerator`, or the defaults.
         policy, pins, merge, wire_dtype: Same as in `PoseidonStrategy`.
+        network: A key of `planning.NETWORKS`, which stands for `bandwidth_gbps` and `latency_us`; None for none.
+        accelerator: A key of `planning.ACCELERATORS`, which stands for `gflops` and `accelerators`; None for none.
 
     Raises:
         ConfigurationError: If a value is out of range.
@@ -302,10 +306,10 @@ class PlanOptions:
 
     workers: int | None = None
     servers: int = 0
-    bandwidth_gbps: float = planning.Cluster.bandwidth_gbps
-    latency_us: float = planning.Cluster.latency_us
-    gflops: float = planning.Cluster.gflops
-    accelerators: bool = False
+    bandwidth_gbps: float | None = None
+    latency_us: float | None = None
+    gflops: float | None = None
+    accelerators: bool | None = None
     ranks_per_node: int = 1
     gpus_per_node: int = 1
     gpu_link_gbps: float = 0.0
@@ -314,12 +318,31 @@ class PlanOptions:
     pins: Mapping[str, str] | None = None
     merge: bool = False
     wire_dtype: str | None = None
+    network: str | None = None
+    accelerator: str | None = None
 
     def __post_init__(self) -> None:
         if self.wire_dtype not in WIRE_DTYPES:
             raise ConfigurationError(f"wire_dtype={self.wire_dtype!r}, expected 'bfloat16' or None.")
         if not isinstance(self.pins or {}, Mapping):
             raise ConfigurationError(f"pins={self.pins!r}, expected a dictionary of patterns and schemes.")
+        for option, speeds in (("network", planning.NETWORKS), ("accelerator", planning.ACCELERATORS)):
+            self._take_speeds(option, speeds)
+
+    def _take_speeds(self, option: str, speeds: Mapping[str, Mapping[str, float]]) -> None:
+        """Gives the fields their values for which a name stands, or the defaults."""
+        name = getattr(self, option)
+        if name is not None and (not isinstance(name, str) or name not in speeds):
+            raise ConfigurationError(f"{option}={shown(name)}, expected one of {', '.join(speeds)}, or None.")
+        for field in next(iter(speeds.values())):
+            given, value = getattr(self, field), getattr(planning.Cluster, field)
+            if name is not None:
+                value = speeds[name][field]
+            if name is not None and given not in (None, value):
+                raise ConfigurationError(f"{field}={shown(given)} with {option}='{name}', which stands for "
+                                         f"{field}={value}; give one of the two.")
+            if given is None:
+                object.__setattr__(self, field, value)
 
     @property
     def cluster(self) -> planning.Cluster:

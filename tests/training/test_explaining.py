@@ -234,6 +234,15 @@ def test_inside_of_a_scope_is_refused():
     assert poseidon.explain(model, 8, 4).decisions
 
 
+@pytest.mark.parametrize("names, numbers", [
+    ({}, (10, 50, 1000, False)), ({"network": "25GbE"}, (25, 50, 1000, False)),
+    ({"network": "1GbE", "accelerator": "v100"}, (1, 50, 8500, True)),
+    ({"accelerator": "cpu", "latency_us": 5, "gflops": 1000}, (10, 5, 1000, False))])
+def test_speeds_have_names(names, numbers):
+    cluster = explain(**names).cluster
+    assert (cluster.bandwidth_gbps, cluster.latency_us, cluster.gflops, cluster.accelerators) == numbers
+
+
 def explain(**options):
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     return poseidon.explain(model, **{"batch_size": 8, "workers": 4, **options})
@@ -253,6 +262,13 @@ def explain(**options):
      r"give explain a .*data=\(x, y\)"),
     (lambda: poseidon.explain(keras.Model(SEQUENCE, keras.layers.Dense(3)(SEQUENCE)), 8, 4),
      r"The shape of '\S*' is \(None, None, 4\), but the cost of a step depends on all sizes"),
+    (lambda: explain(network="10 GbE"),
+     "network='10 GbE', expected one of 1GbE, 10GbE, 25GbE, 40GbE, 100GbE, 200GbE, or None"),
+    (lambda: explain(accelerator=["a100"]), r"accelerator=\['a100'\], expected one of cpu, titan-x, v100, a100, h100"),
+    (lambda: explain(network="1GbE", bandwidth_gbps=10),
+     "bandwidth_gbps=10 with network='1GbE', which stands for bandwidth_gbps=1.0; give one of the two"),
+    (lambda: explain(accelerator="a100", accelerators=False),
+     "accelerators=False with accelerator='a100', which stands for accelerators=True; give one of the two"),
     (lambda: explain(policy="best"), "policy='best', expected one of"),
     (lambda: explain(shard_update="never"), "shard_update='never', expected True, False or 'auto'"),
     (lambda: explain(pins={"*": "fast"}), "The pin of"),

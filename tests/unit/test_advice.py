@@ -96,5 +96,17 @@ def test_stale_weights_leave_no_choice():
     assert [policy.name for policy in found.policies] == ["ps"] and not found.changes
 
 
+def test_what_hangs_on_a_guess_is_said_for_accelerators_too():
+    plan = advice("auto").plan
+    planner = planning.Planner(plan.cluster)
+    text = str(advice_lib.of(plan, plan, planner, 32, is_assumed=True)).replace("\n", " ")
+    clusters = [dataclasses.replace(plan.cluster, gflops=gflops, accelerators=True) for gflops in (8500, 21_500)]
+    plans = [planning.make_plan(plan.sites, "auto", each, operations=plan.operations) for each in clusters]
+    v100, a100 = (f"{4 * each.compute_seconds / each.step_seconds:.3g}" for each in plans)
+    assert text.endswith("for which 1000 GFLOP/s are assumed: it is "
+                         f"{v100} times with --accelerator v100, {a100} times with --accelerator a100.")
+    assert "assumed" not in str(advice("auto"))
+
+
 def test_a_slow_plan_says_so():
     assert "That is SLOWER than one process, which would take" in str(advice("ps", bandwidth_gbps=0.01))

@@ -140,12 +140,17 @@ def _add_planning(command: argparse.ArgumentParser) -> None:
                          help="number of ranks that hold KV pairs; 0 for all (0)")
     cluster.add_argument("--dedicated_servers", type=_at_least(0), default=0,
                          help="number of ranks that only serve, in addition to the workers (0)")
-    cluster.add_argument("--bandwidth_gbps", type=float, default=10.0, help="bandwidth at which a node sends, and "
-                         "receives at the same time, in Gbit/s (%(default)s)")
-    cluster.add_argument("--latency_us", type=float, default=50.0, help="latency of a message in µs (%(default)s)")
-    cluster.add_argument("--gflops", type=float, default=1000.0, help="how fast a rank computes, in 10^9 operations/s "
-                         "(%(default)s)")
-    cluster.add_argument("--accelerators", action=argparse.BooleanOptionalAction, default=False,
+    cluster.add_argument("--network", choices=list(planning.NETWORKS), help="a network by name, in place of "
+                         "--bandwidth_gbps and --latency_us")
+    cluster.add_argument("--accelerator", choices=list(planning.ACCELERATORS), help="an accelerator by name, in place "
+                         "of --gflops and --accelerators: its rate in training")
+    cluster.add_argument("--bandwidth_gbps", type=float, help="bandwidth at which a node sends, and receives at the "
+                         f"same time, in Gbit/s ({planning.Cluster.bandwidth_gbps:g})")
+    cluster.add_argument("--latency_us", type=float,
+                         help=f"latency of a message in µs ({planning.Cluster.latency_us:g})")
+    cluster.add_argument("--gflops", type=float, help="how fast a rank computes, in 10^9 operations/s "
+                         f"({planning.Cluster.gflops:g})")
+    cluster.add_argument("--accelerators", action=argparse.BooleanOptionalAction, default=None,
                          help="whether ranks compute on accelerators, which exchanges do not slow down")
     cluster.add_argument("--ranks_per_node", type=_at_least(1), default=1,
                          help="how many ranks share a node and its link (%(default)s)")

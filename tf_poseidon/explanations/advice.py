@@ -31,11 +31,13 @@ class Advice:
         plan: The `Plan`.
         policies: A `Prospect` of each policy, and of rings; fewer if the plan can have no other.
         changes: `Prospect`s of what could be changed, whatever they gain.
+        accelerated: If the rate of arithmetic is assumed, `Prospect`s of some accelerators, by their names.
     """
 
     plan: planning.Plan
     policies: tuple[Prospect, ...]
     changes: tuple[Prospect, ...]
+    accelerated: tuple[Prospect, ...] = ()
 
     @property
     def helpful(self) -> list[Prospect]:
@@ -45,7 +47,8 @@ class Advice:
     def predictions(self) -> dict[str, Any]:
         """Returns the plan's predictions, and this, as values for JSON."""
         return {**self.plan.predictions(), "policies": list(map(dataclasses.asdict, self.policies)),
-                "changes": list(map(dataclasses.asdict, self.changes))}
+                "changes": list(map(dataclasses.asdict, self.changes)),
+                "accelerated": list(map(dataclasses.asdict, self.accelerated))}
 
     def __str__(self) -> str:
         if self.plan.refusal:
@@ -117,12 +120,18 @@ class Advice:
     def _notes(self) -> Iterable[str]:
         if whole := len(self.plan.whole):
             yield from _wrapped(f"Computed by every rank for the rows of all ranks: {whole} ops, for lack of a rule.")
+        if self.accelerated:
+            others = ", ".join(f"{_ratio(each.speed_up or 0)} times with --accelerator {each.name}"
+                               for each in self.accelerated)
+            yield ""
+            yield from _wrapped(f"This hangs on how fast a rank computes, for which {self.plan.cluster.gflops:g} "
+                                f"GFLOP/s are assumed: it is {others}.")
         for sentence in filter(None, (self.plan.cluster.routes, self.plan.overlap)):
             yield from _wrapped(sentence)
 
 
 def of(plan: planning.Plan, whole: planning.Plan, planner: planning.Planner, batch_size: int,
-       may_overlap: bool = False, has_choice: bool = True) -> Advice:
+       may_overlap: bool = False, has_choice: bool = True, is_assumed: bool = False) -> Advice:
     """Returns what to know about a plan.
 
     Args:
@@ -132,11 +141,13 @@ def of(plan: planning.Plan, whole: planning.Plan, planner: planning.Planner, bat
         batch_size: Rows on each worker.
         may_overlap: Whether steps would overlap in one execution.
         has_choice: Whether other policies are possible, which they are not for stale weights.
+        is_assumed: Whether the rate of arithmetic is a guess.
     """
+    accelerated = tuple(prospects.accelerated(plan, whole, planner)) if is_assumed and plan.operations else ()
     if has_choice:
         return Advice(plan, tuple(prospects.policies(plan, whole, planner)),
-                      tuple(prospects.changes(plan, whole, planner, batch_size, may_overlap)))
-    return Advice(plan, (prospects.prospect(plan.policy, plan, plan),), ())
+                      tuple(prospects.changes(plan, whole, planner, batch_size, may_overlap)), accelerated)
+    return Advice(plan, (prospects.prospect(plan.policy, plan, plan),), (), accelerated)
 
 
 def _figures(each: Prospect) -> tuple[str, str]:

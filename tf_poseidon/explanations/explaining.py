@@ -51,13 +51,15 @@ _CALLS = 2 * "StatefulPartitionedCall/" + f"{rank_graphs.NODES}/"
 _MEMORY_BYTES = sys.maxsize  # of a rank, which is unknown: enough for any model
 
 
-def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: float = 10.0, policy: str = "auto",
-            data: Any | None = None, servers: int = 0, latency_us: float = 50.0, gflops: float = 1000.0,
-            accelerators: bool = False, ranks_per_node: int = 1, pins: Mapping[str, str] | None = None,
-            wire_dtype: str | None = None, merge: bool = False, global_batch_norm: bool = False,
-            steps_per_execution: int = 1, gpus_per_node: int = 1, gpu_link_gbps: float = 0.0,
-            dedicated_servers: int = 0, shard_update: bool | str = False,
-            synchrony: str | bounds.Synchrony = bounds.BSP) -> planning.Plan:
+def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: float | None = None,
+            policy: str = "auto",
+            data: Any | None = None, servers: int = 0, latency_us: float | None = None,
+            gflops: float | None = None, accelerators: bool | None = None, ranks_per_node: int = 1,
+            pins: Mapping[str, str] | None = None, wire_dtype: str | None = None, merge: bool = False,
+            global_batch_norm: bool = False, steps_per_execution: int = 1, gpus_per_node: int = 1,
+            gpu_link_gbps: float = 0.0, dedicated_servers: int = 0, shard_update: bool | str = False,
+            synchrony: str | bounds.Synchrony = bounds.BSP, network: str | None = None,
+            accelerator: str | None = None) -> planning.Plan:
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs. Nothing is
@@ -73,7 +75,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
             batch_size * workers.
         workers: Number of ranks, P1.
         bandwidth_gbps: Bandwidth at which a node sends, and receives at the same time, in 10^9 bits per
-            second.
+            second; None for 10, or that of `network`.
         policy: Same as in `PoseidonStrategy`.
         pins: Same as in `PoseidonStrategy`.
         wire_dtype: Same as in `PoseidonStrategy`.
@@ -83,11 +85,12 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
             None derives one from the inputs and outputs of the model, with whole numbers as targets of
             sparse losses; subclassed models have no such inputs before they are built.
         servers: Number of ranks that are servers, P2; 0 for all, dedicated servers included.
-        latency_us: Latency of a message in microseconds.
-        accelerators: Whether ranks compute on accelerators, same as in `Cluster`.
+        latency_us: Latency of a message in microseconds; None for 50, or that of `network`.
+        accelerators: Whether ranks compute on accelerators, same as in `Cluster`; None for what `accelerator` says.
         ranks_per_node: How many ranks share a node, same as in `Cluster`.
         gflops: How fast a rank computes, in 10^9 operations per second: about 1,000 on a server's
-            processors, 10,000 and more on a GPU. `poseidon.calibrate()` measures this machine.
+            processors, 10,000 and more on a GPU; None for 1,000, or that of `accelerator`. `poseidon.calibrate()`
+            measures this machine.
         steps_per_execution: Same as in `compile`, whatever the model was compiled with: the steps of an execution
             overlap, and the plan says how far.
         gpus_per_node: How many ranks of a node have linked GPUs, same as in `Cluster`.
@@ -96,6 +99,9 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         shard_update: Same as in `PoseidonStrategy`, where "auto" goes by time alone.
         synchrony: Same as in `PoseidonStrategy`. What it does not go with is refused as there. The plan's times are
             those of steps for which ranks wait.
+        network: "1GbE", "10GbE", "25GbE", "40GbE", "100GbE" or "200GbE", for `bandwidth_gbps` and `latency_us`.
+        accelerator: "cpu", "titan-x", "v100", "a100" or "h100", for `gflops` and `accelerators`: rates that training in
+            single precision reaches.
 
     Returns:
         A `Plan`. Its `total_bytes` are those that a node, worker and server, sends plus receives in a
@@ -108,7 +114,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         workers=workers, servers=servers, bandwidth_gbps=bandwidth_gbps, latency_us=latency_us, gflops=gflops,
         accelerators=accelerators, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node,
         gpu_link_gbps=gpu_link_gbps, dedicated_servers=dedicated_servers, policy=policy, pins=pins,
-        merge=merge, wire_dtype=wire_dtype)
+        merge=merge, wire_dtype=wire_dtype, network=network, accelerator=accelerator)
     return _planned(model, batch_size, options, data, global_batch_norm, steps_per_execution, shard_update,
                     synchrony).plan
 
@@ -144,7 +150,9 @@ def advise(model: keras.Model, batch_size: int, workers: int, *, data: Any | Non
     plan = whole = planned.plan
     if plan.divided and not planned.planner.divides_weights:  # what other policies divide
         whole = _planned(model, batch_size, dataclasses.replace(plan_options, policy=planning.PS), *rest).plan
-    return advice.of(plan, whole, planned.planner, batch_size, planned.may_overlap, bounds.of(synchrony) is None)
+    is_assumed = options.get("gflops") is None and options.get("accelerator") is None
+    return advice.of(plan, whole, planned.planner, batch_size, planned.may_overlap, bounds.of(synchrony) is None,
+                     is_assumed)
 
 
 @dataclasses.dataclass(frozen=True)

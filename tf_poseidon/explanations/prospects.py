@@ -22,6 +22,7 @@ ALL_REDUCE = "all-reduce"
 _STEPS = 5  # that could overlap
 _FASTER = 10  # links
 _HALF = "bfloat16"
+_SHOWN_ACCELERATORS = "v100", "a100"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +127,16 @@ def changes(now: planning.Plan, whole: planning.Plan, planner: planning.Planner,
     for name, of_site in ((f"mixed_{_HALF} (bytes alone)", _mixed), (f'wire_dtype="{_HALF}"', _short)):
         if any(of_site(site) != site for site in now.sites):
             found.append(changed(name, functools.partial(_with_sites, of_site=of_site)))
+    return found
+
+
+def accelerated(now: planning.Plan, whole: planning.Plan, planner: planning.Planner) -> list[Prospect]:
+    """Returns what a step would be on some accelerators; arguments as in `policies`."""
+    plans = (now, whole) if whole is not now else (now,)
+    found = []
+    for name in _SHOWN_ACCELERATORS:
+        cluster = dataclasses.replace(planner.cluster, gflops=planning.ACCELERATORS[name]["gflops"], accelerators=True)
+        found.append(prospect(name, _shortest(plans, dataclasses.replace(planner, cluster=cluster)), now))
     return found
 
 

@@ -11,8 +11,10 @@ from tf_poseidon.planning.choice.policies import make_plan
 from tf_poseidon.planning.choice.policies import pinned
 from tf_poseidon.planning.choice.policies import POLICIES
 from tf_poseidon.planning.choice.policies import unmatched_pins
+from tf_poseidon.planning.cluster import ACCELERATORS
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
+from tf_poseidon.planning.cluster import NETWORKS
 from tf_poseidon.planning.cost import BROADCAST
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.cost import dense_bytes
@@ -41,7 +43,8 @@ from tf_poseidon.planning.site import Factors
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
 
-__all__ = ["BROADCAST", "COLUMNS", "Cluster", "Cost", "DIVIDE", "Decision", "DividedWeight", "Exchange", "Factors",
-           "GATHER", "HFB", "Memory", "POLICIES", "PS", "PartitionFacts", "Plan", "Planner", "RETURN", "SCATTER",
-           "SCHEMES", "SFB", "SHARDS", "SPARSE", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe",
-           "is_worth_dividing", "least_saving", "linked_dense_bytes", "make_plan", "pinned", "unmatched_pins"]
+__all__ = ["ACCELERATORS", "BROADCAST", "COLUMNS", "Cluster", "Cost", "DIVIDE", "Decision", "DividedWeight",
+           "Exchange", "Factors", "GATHER", "HFB", "Memory", "NETWORKS", "POLICIES", "PS", "PartitionFacts", "Plan",
+           "Planner", "RETURN", "SCATTER", "SCHEMES", "SFB", "SHARDS", "SPARSE", "SUM", "Site", "Slices", "WholeOp",
+           "dense_bytes", "describe", "is_worth_dividing", "least_saving", "linked_dense_bytes", "make_plan", "pinned",
+           "unmatched_pins"]

@@ -15,6 +15,19 @@ from tf_poseidon.errors import shown
 # (workers, servers, ranks that combine, dedicated servers).
 Shape = tuple[int, int, int, int]
 
+# Speeds by name, fields of a `Cluster`. Latencies are those of TCP, which are the hosts' more than the network's.
+NETWORKS = {f"{gbps}GbE": {"bandwidth_gbps": float(gbps), "latency_us": 50.0} for gbps in (1, 10, 25, 40, 100, 200)}
+
+# Rates that training in single precision reaches, not peaks: images a second times operations for one, as planning
+# counts them. docs/planning.md#accelerators has the sources.
+ACCELERATORS = {
+    "cpu": {"gflops": 1000.0, "accelerators": False},
+    "titan-x": {"gflops": 4500.0, "accelerators": True},  # peak 6,100: VGG19 with 38.5 images/s
+    "v100": {"gflops": 8500.0, "accelerators": True},  # peak 15,700: ResNet-50 with 367 images/s
+    "a100": {"gflops": 21_500.0, "accelerators": True},  # peak of TF32 156,000: ResNet-50 with 938 images/s
+    "h100": {"gflops": 43_000.0, "accelerators": True},  # twice an A100, as of other models for images
+}
+
 # Ranks are numbers of 32 bits on the wire.
 _MOST_RANKS = (1 << 31) - 1
 

@@ -72,7 +72,7 @@ def rewrite_saved_model(source: str | os.PathLike[str], target: str | os.PathLik
               dimension, if their first ones are the same.
             * `batch_size`: Rows of a full batch on each worker, K; factors are exchanged only if it is known.
             * `bandwidth_gbps`, `latency_us`, `gflops`, `accelerators`, `servers`, `ranks_per_node`, `gpus_per_node`,
-              `gpu_link_gbps`, `dedicated_servers`: Same as in `poseidon.explain`.
+              `gpu_link_gbps`, `dedicated_servers`, `network`, `accelerator`: Same as in `poseidon.explain`.
             * `policy`, `pins`, `merge`, `wire_dtype`, `strict`: Same as in `PoseidonStrategy`.
             * `engine`: "mpi", the default, or "horovod": the result contains that engine's ops, and runs after
               `poseidon.load_ops(engine=...)` for it.
