@@ -450,6 +450,19 @@ def test_explain_command_writes_a_page_a_plan_and_predictions(tmp_path):
     assert schemes == {"wide/kernel": "sfb", "wide/bias": "sfb", "narrow/kernel": "ps", "narrow/bias": "ps"}
 
 
+@pytest.mark.parametrize("level, is_quiet", [(None, True), ("1", False)])
+def test_the_command_says_nothing_of_what_tensorflow_and_keras_do(level, is_quiet, tmp_path):
+    """Adam was saved before its first step, of which Keras warns; TensorFlow says that it uses oneDNN."""
+    compiled().save(tmp_path / "model.keras")
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    outcome = subprocess.run(
+        [TF_POSEIDON, "explain", tmp_path / "model.keras", "--batch_size=8", "--workers=4"], timeout=120, text=True,
+        capture_output=True, env=environment | ({"TF_CPP_MIN_LOG_LEVEL": level} if level else {}))
+    assert outcome.returncode == 0 and "speed-up" in outcome.stdout
+    assert "Skipping" not in outcome.stderr and not (is_quiet and outcome.stderr.strip())
+    assert is_quiet or "oneDNN" in outcome.stderr
+
+
 @pytest.mark.parametrize("status, arguments, message", [
     (2, ["explain", "model.keras", "--workers", 4], "the following arguments are required: --batch_size"),
     (2, ["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8, "--pin", "x"],

@@ -25,6 +25,7 @@ from tf_poseidon import supported
 from tf_poseidon.commands import arguments as arguments_lib
 from tf_poseidon.commands import graph_commands
 from tf_poseidon.commands import job_commands
+from tf_poseidon.commands import startup_lines
 from tf_poseidon.commands.status import IS_STARTED
 from tf_poseidon.commands.status import Mistake
 from tf_poseidon.commands.status import Status
@@ -35,7 +36,7 @@ from tf_poseidon.job.host import interrupts
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command of this process, and exits with its `Status`."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow logs several lines at startup
+    os.environ.setdefault(startup_lines.LEVEL, startup_lines.QUIET)  # TensorFlow logs several lines at startup
     parser = arguments_lib.parser()
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments:

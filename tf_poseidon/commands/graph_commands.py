@@ -15,6 +15,7 @@ import zipfile
 from tf_poseidon import planning
 from tf_poseidon.base import files
 from tf_poseidon.commands import command_files
+from tf_poseidon.commands import startup_lines
 from tf_poseidon.commands.status import Mistake
 from tf_poseidon.commands.status import Status
 from tf_poseidon.errors import ConfigurationError
@@ -93,7 +94,8 @@ def diff(given: argparse.Namespace) -> Status:
     """Prints what was inserted into a rewritten graph."""
     command_files.check_source(given.source, _GRAPH)
     command_files.check_source(given.target, _GRAPH)
-    from tf_poseidon.saved_graphs import differences
+    with startup_lines.left_out():
+        from tf_poseidon.saved_graphs import differences
     difference = differences.diff(given.source, given.target)
     with command_files.printing(difference):
         pass
@@ -104,7 +106,8 @@ def strip(given: argparse.Namespace) -> Status:
     """Writes the original of a rewritten graph."""
     command_files.check_source(given.source, _GRAPH)
     command_files.check_target(given.target)
-    from tf_poseidon.saved_graphs import rewriting
+    with startup_lines.left_out():
+        from tf_poseidon.saved_graphs import rewriting
     rewriting.strip(given.source, given.target)
     return Status.DONE
 

@@ -13,6 +13,7 @@ import numbers
 import os
 import sys
 from typing import Any
+import warnings
 
 import keras
 import tensorflow as tf
@@ -284,7 +285,9 @@ def load(path: str | os.PathLike[str]) -> keras.Model:
         PoseidonError: If it is not such a file, or the model has classes that Keras does not know.
     """
     try:
-        return keras.models.load_model(path)
+        with warnings.catch_warnings():  # plans do not depend on an optimizer's values
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            return keras.models.load_model(path)
     except Exception as error:  # Keras raises many kinds
         text = str(error).strip().split("\n")[0].rstrip(".")
         raise GraphError(f"Keras cannot load '{path}': {text}; give a model saved with "
