@@ -16,7 +16,7 @@ from tf_poseidon.reports import texts
 from tf_poseidon.reports.texts import duration
 
 _WIDTH = 100  # columns
-_MOST_NAMED, _ENOUGH = 10, 0.95  # exchanges; the share of the time of all after which no more are named
+_MOST_NAMED, _ENOUGH = 10, 0.9  # exchanges; the share of the time of all after which no more are named
 _LONGEST_NAME = 48
 _LEAST_GAIN = 0.03  # of what is said to help
 
