@@ -3,7 +3,7 @@
     python -m evaluation.comparisons.plot_alternatives
 
 From docs/results/emulated.json, by bench_emulated.py, and alternatives.json, by bench_alternatives.py: four hosts with
-links of 1 Gbit/s.
+links of 1 and 10 Gbit/s. What was not measured has no bar.
 """
 
 import json
@@ -16,44 +16,50 @@ from evaluation import modules
 from evaluation.comparisons import bench_alternatives
 
 _COMPUTED = {"mlp": "dense layers\n(computed)", "transformer_12": "12-layer transformer\n(computed)",
-             "mobilenet_v2": "MobileNetV2\n(computed)"}
+             "mobilenet_v2": "MobileNetV2\n(computed)", "resnet50": "ResNet-50\n(computed)"}
 _MODELS = {("vgg19_22k", "titan_x"): "VGG19-22K\n(emulated)", ("vgg19", "titan_x"): "VGG19\n(emulated)",
            ("resnet50", "titan_x_tf"): "ResNet-50\n(emulated)", ("mlp", None): _COMPUTED["mlp"]}
-_NAMES = {"poseidon": "tf_poseidon", "horovod": "Horovod", "mwms": "MultiWorkerMirroredStrategy",
-          "pytorch": "PyTorch DDP", "jax": "Keras on JAX"}
+_SYSTEMS = {"poseidon": ("tf_poseidon", "C0"), "horovod": ("Horovod", "C1"),
+            "mwms": ("MultiWorkerMirroredStrategy", "C2"), "pytorch": ("PyTorch DDP", "C3"),
+            "jax": ("Keras on JAX", "C4")}
+_RATES = 1, 10  # Gbit/s
 
 
-def ratios():
-    """Returns {model: {system: the time of a step as a multiple of poseidon's}}, on four hosts with 1 Gbit/s."""
+def ratios(rate):
+    """Returns {model: {system: the time of a step as a multiple of poseidon's}}, on four hosts with links of a rate."""
     found: dict[str, dict[str, float]] = {name: {} for name in (*_MODELS.values(), *_COMPUTED.values())}
     for job in json.loads((modules.RESULTS / "emulated.json").read_text()):
         run = job["run"]
         name = _MODELS.get((run["model"], run["profile"]))
         systems = {result["system"]: result["to_first"] for result in job["results"]}
-        if name and (run["hosts"], run["gbps"]) == (4, 1) and "horovod" in systems:
-            found[name] |= {system: ratio for system, ratio in systems.items() if system in _NAMES}
+        if name and (run["hosts"], run["gbps"]) == (4, rate) and "horovod" in systems:
+            found[name] |= {system: ratio for system, ratio in systems.items() if system in _SYSTEMS}
     runs = json.loads((modules.RESULTS / "alternatives.json").read_text())["runs"]
     for (network, gbps), systems in bench_alternatives.summary(runs).items():
-        if network in _COMPUTED and gbps == 1:
+        if network in _COMPUTED and gbps == rate:
             found[_COMPUTED[network]] |= {system: measures["ratio"][1] for system, measures in systems.items()}
     return found
 
 
 def main(_):
     matplotlib.use("agg")
-    found = ratios()
-    figure, axes = plt.subplots(1, len(found), figsize=(12, 3), sharey=True, layout="constrained")
-    for ax, (model, systems) in zip(axes, found.items()):
-        values = [systems.get(system, 0) for system in _NAMES]
-        bars = ax.barh(list(_NAMES.values()), values, color=["C0", *["lightgrey"] * (len(_NAMES) - 1)])
-        ax.bar_label(bars, [f"{value:.2f}" if value else "not measured" for value in values], padding=3)
-        ax.set_title(model, fontsize=10)
-        ax.set_xlim(0, 1.35 * max(values))
-        ax.set_xticks([])
-        ax.spines[["top", "right", "bottom"]].set_visible(False)
-    axes[0].invert_yaxis()  # which all share
-    figure.suptitle("Time of a training step, as a multiple of tf_poseidon's; four hosts emulated on one machine, "
-                    "links of 1 Gbit/s", fontsize=11)
+    found = {rate: ratios(rate) for rate in _RATES}
+    figure, rows = plt.subplots(len(found), len(found[1]), figsize=(14, 4.6), sharey=True, layout="constrained")
+    names, colours = zip(*_SYSTEMS.values(), strict=True)
+    for (rate, models), row in zip(found.items(), rows, strict=True):
+        row[0].set_ylabel(f"{rate} Gbit/s")
+        for ax, (model, systems) in zip(row, models.items(), strict=True):
+            values = [systems.get(system, 0) for system in _SYSTEMS]
+            bars = ax.barh(names, values, color=colours)
+            ax.bar_label(bars, [f"{value:.2f}" if value else "" for value in values], padding=3)
+            if rate == _RATES[0]:
+                ax.set_title(model, fontsize=10)
+            ax.set_xlim(0, 1.35 * max(*values, 1))
+            ax.set_xticks([])
+            ax.spines[["top", "right", "bottom"]].set_visible(False)
+    rows[0][0].invert_yaxis()  # which all share
+    figure.suptitle("Time of a training step, as a multiple of tf_poseidon's; four hosts emulated on one machine",
+                    fontsize=11)
     figure.savefig(modules.RESULTS / "alternatives.png", dpi=110, metadata={"Software": None})
 
 

@@ -1,7 +1,7 @@
 """What mkdocs does beside rendering docs/ (mkdocs.yml): files from outside of it, and the command line's help.
 
 A link out of docs/, such as ../CONTRIBUTING.md, leads to a copy of that file in the site's folder repository/. The
-first page begins like README.md. In docs/commands.md, a block that consists of a command with --help shows what that
+first page begins with README.md, and goes on with the table of pages. In docs/commands.md, a block that consists of a command with --help shows what that
 prints.
 """
 
@@ -40,8 +40,8 @@ def on_page_markdown(markdown, page, config, files):
     path = _repository_path(page.file.src_uri)
     markdown = _linked(markdown, path, page)
     if path == "docs/index.md":
-        introduction, _, _ = (_ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")
-        return _linked(introduction, "README.md", page) + markdown.partition("\n")[2]
+        introduction, _, _ = (_ROOT / "README.md").read_text(encoding="utf-8").partition("\n## More\n")
+        return _linked(introduction, "README.md", page) + "\n## Pages\n" + markdown.partition("\n")[2]
     return _HELP.sub(_help, markdown) if path == "docs/commands.md" else markdown
 
 
