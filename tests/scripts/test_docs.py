@@ -155,8 +155,8 @@ def shell(text, folder):
 
 
 def without_numbers(line):
-    """Returns a line whose numbers, and spaces in a row, are each the same."""
-    return " ".join(_NUMBERS.sub("#", line).split())
+    """Returns a line whose numbers, units of times, and spaces in a row, are each the same."""
+    return re.sub(r"# (µs|ms|s|min)\b", "# s", " ".join(_NUMBERS.sub("#", line).split()))
 
 
 def own_options(words):

@@ -135,8 +135,14 @@ def advise(model: keras.Model, batch_size: int, workers: int, *, data: Any | Non
     plans them exactly.
 
     Args:
-        model, batch_size, workers, data, global_batch_norm, steps_per_execution, shard_update, synchrony: Same as in
-            `explain`.
+        model: A Keras model, same as in `explain`.
+        batch_size: Rows of a full batch on each worker.
+        workers: Number of ranks.
+        data: Same as in `explain`.
+        global_batch_norm: Same as in `explain`.
+        steps_per_execution: Same as in `explain`.
+        shard_update: Same as in `explain`.
+        synchrony: Same as in `explain`.
         **options: The other arguments of `explain`, by name.
 
     Returns:

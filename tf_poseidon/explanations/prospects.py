@@ -95,8 +95,8 @@ def changes(now: planning.Plan, whole: planning.Plan, planner: planning.Planner,
     """Returns what changes of a job would gain.
 
     Of more rows, arithmetic, factors, slices and the rows that ops need whole grow in proportion. Of mixed precision,
-    only bytes are counted. In steps that overlap, as much of the forward pass comes before a layer as of
-    backpropagation comes behind it.
+    only bytes are counted. In steps that overlap, half as much of the forward pass comes before a layer as
+    comes of backpropagation behind its gradient.
 
     Args:
         now, whole, planner: Same as in `policies`.

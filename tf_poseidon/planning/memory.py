@@ -5,6 +5,8 @@ Tests: tests/training/test_explaining.py.
 
 import dataclasses
 
+from tf_poseidon.reports.texts import size
+
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
@@ -29,14 +31,10 @@ class Memory:
 
     def __str__(self) -> str:
         return (f"memory of a rank: weights {_compared(self.weights, self.whole_weights)}, gradients "
-                f"{_megabytes(self.gradients)}, the optimizer's variables {_compared(self.slots, self.whole_slots)}, "
-                f"received from others up to {_megabytes(self.received)}")
+                f"{size(self.gradients)}, the optimizer's variables {_compared(self.slots, self.whole_slots)}, "
+                f"received from others up to {size(self.received)}")
 
 
 def _compared(num_bytes: int, in_one_process: int) -> str:
-    compared = f" (in one process {_megabytes(in_one_process)})" if num_bytes != in_one_process else ""
-    return f"{_megabytes(num_bytes)}{compared}"
-
-
-def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.3g} MB"
+    compared = f" (in one process {size(in_one_process)})" if num_bytes != in_one_process else ""
+    return f"{size(num_bytes)}{compared}"
