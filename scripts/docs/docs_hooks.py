@@ -1,8 +1,8 @@
 """What mkdocs does beside rendering docs/ (mkdocs.yml): files from outside of it, and the command line's help.
 
 A link out of docs/, such as ../CONTRIBUTING.md, leads to a copy of that file in the site's folder repository/. The
-first page begins with README.md, and goes on with the table of pages. In docs/commands.md, a block that consists of a command with --help shows what that
-prints.
+first page begins with README.md, and goes on with the table of pages. In docs/commands.md, a block that consists of a
+command with --help shows what that prints.
 """
 
 import os
