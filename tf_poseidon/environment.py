@@ -26,7 +26,8 @@ R = TypeVar("R")
 
 PREFIX = "TF_POSEIDON_"
 # Variables that are no options of a strategy.
-_OTHERS = ("ACCELERATOR", "CUDA", "EMULATED_GBPS", "INTERFACE", "JOB", "LOGS", "RESTARTS")
+_OTHERS = ("ACCELERATOR", "CALLER", "CALLER_KEY", "CUDA", "EMULATED_GBPS", "FIRST_STEP", "INTERFACE", "JOB", "LOGS",
+           "RESTARTS", "TENSORFLOW")
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
 
 

@@ -1,6 +1,8 @@
 """Options from the environment: all that the strategy has, parsed as programs would give them, and refused by name."""
 
 import inspect
+import pathlib
+import re
 
 import pytest
 
@@ -11,6 +13,7 @@ from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.saved_graphs import load_ops
 from tf_poseidon.strategy import poseidon_strategy
 
+ROOT = pathlib.Path(__file__).parents[2]
 TEXTS = {
     "policy": ("ps", "ps"), "plan": ("plan.json", "plan.json"), "wire_dtype": ("bfloat16", "bfloat16"),
     "pins": ("*/a=ps,x=y=sfb", {"*/a": "ps", "x=y": "sfb"}),
@@ -31,6 +34,14 @@ def test_every_option_has_a_variable():
     assert environment.variables(variables) == variables
     assert not environment.variables(dict.fromkeys(variables, "")) and not environment.defaults(names, {})
     assert environment.unknown({**variables, "TF_POSEIDON_POLCY": "ps", "POLICY": "ps"}) == ["TF_POSEIDON_POLCY"]
+
+
+def test_no_variable_of_ours_is_unknown():
+    folders = [ROOT / name for name in ("tf_poseidon", "kernels", "evaluation", "scripts")]
+    files = [ROOT / "setup.py", *(path for folder in folders for path in folder.rglob("*")
+                                  if path.suffix in (".py", ".sh", ".cc", ".h"))]
+    used = {name for path in files for name in re.findall(r"\bTF_POSEIDON_[A-Z_]*[A-Z]\b", path.read_text())}
+    assert not environment.unknown(dict.fromkeys(used, "")) and "TF_POSEIDON_RESTARTS" in used
 
 
 @pytest.mark.parametrize("option, text, expected", [
