@@ -230,7 +230,7 @@ _OPTIONS = [  # (name of a graph, options, the message)
         ({"latency_us": "a"}, r"latency_us='a', expected 0 or more"),
         ({"gpus_per_node": 3}, r"gpus_per_node=3 with workers=2 and ranks_per_node=1, expected 1 or 2"),
         ({"gpu_link_gbps": 5}, r"gpu_link_gbps=5 with gpus_per_node=1, expected 0"),
-        ({"gflops": None}, r"gflops=None, expected a positive number"),
+        ({"gflops": "fast"}, r"gflops='fast', expected a positive number"),
         ({"policy": "fast"}, r"policy='fast'"),
         ({"policy": ["auto"]}, r"policy=\['auto'\]"),
         ({"pins": {"first/kernel": "fast"}}, r"fast"),
