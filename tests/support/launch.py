@@ -67,8 +67,11 @@ def _environment(more=()):
     # TensorFlow reads its log level when it is imported, so before a fork: warnings, which some tests look for.
     # Unbuffered, Python writes a line and its end separately, and another rank's line comes between.
     # Programs import helpers of other rooms, and the package of this checkout, whichever is installed.
+    # Two jobs run at a time, whose ranks would meet on the same cores: they keep to none, unless a test asks for it.
     rooms = os.pathsep.join(str(room) for room in [TESTS.parent, *sorted(TESTS.iterdir())] if room.is_dir())
-    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "", "PYTHONPATH": rooms, **dict(more)}
+    threads = str(len(os.sched_getaffinity(0)))
+    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "", "PYTHONPATH": rooms,
+            "TF_NUM_INTRAOP_THREADS": threads, **dict(more)}
 
 
 class _Servers:

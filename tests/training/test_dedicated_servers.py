@@ -43,4 +43,4 @@ def test_ranks_that_train_compute_what_one_process_does(alone, tmp_path, ranks, 
             np.testing.assert_allclose(values, alone[way][name], rtol=1e-3, atol=1e-5, err_msg=f"{way} {name}")
     said = re.findall(r"tf_poseidon: rank (\d+) serves the (\d+) ranks that train", outcome.output)
     assert sorted(said) == [(str(rank), str(workers)) for rank in range(workers, ranks)]
-    assert f"{workers} ranks on one host, served by {ranks - workers} more, with 1 thread" in outcome.output
+    assert f"{workers} ranks on one host, served by {ranks - workers} more, over" in outcome.output

@@ -7,6 +7,7 @@ import re
 import launch
 import pytest
 
+SHARED = {"TF_NUM_INTRAOP_THREADS": ""}
 CORES = len(os.sched_getaffinity(0))  # if none has two threads
 COUNT = f"{max(1, CORES // 2)} thread{'s' * (CORES > 3)}"
 
@@ -23,7 +24,7 @@ COUNT = f"{max(1, CORES // 2)} thread{'s' * (CORES > 3)}"
     ids=["shared", "chosen", "late", "bound", "as_planned", "not_as_planned"])
 @pytest.mark.skipif(CORES < 2, reason="Ranks have nothing to share on one processor.")
 def test_threads_and_processors(how, environment, through, threads, bound, says, tmp_path):
-    output = launch.run_ok(["thread_shares_rank.py", str(tmp_path), how], 2, 60, environment=environment,
+    output = launch.run_ok(["thread_shares_rank.py", str(tmp_path), how], 2, 60, environment=SHARED | environment,
                            through=through, fresh=bool(through)).output
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert [rank["threads"] for rank in ranks] == [threads] * 2

@@ -79,8 +79,7 @@ def test_every_scheme_has_the_bits_of_one_process(arguments, ranks, lines):
     done = launch.run_ok([COMMAND, "selftest", *arguments], ranks, timeout_s=120)
     expected = {(): 2, ("-n", "1"): 1, ("-n", "3"): 3}[tuple(arguments)]
     assert done.output.count("the same bits") == lines and "WRONG" not in done.output
-    assert re.search(rf"{expected} ranks on one host, with .* each, on .* over MPICH" if expected > 1 else
-                     "one process, TensorFlow", done.output)
+    assert (f"{expected} ranks on one host over MPICH" if expected > 1 else "one process, TensorFlow") in done.output
     found = set(re.findall(r"^(?:partitioned|loop).*  (\w+) +the same bits$", done.output, re.MULTILINE))
     assert found == ({"ps", "sfb", "hfb", "gather", "sparse", "scatter"} if expected > 1 else {"none"})
     assert bool(re.search(r"the slowest link is within \S+, [\d.]+ Gbit/s", done.output)) == (expected > 1)
