@@ -46,10 +46,13 @@ def test_lines(stderr, monkeypatch):
     LOG.warning("late: %s", "100 %")
     log_lines.say("Traceback\n  Error\n", logging.ERROR)
     LOG.debug("unseen")
+    LOG.setLevel(logging.ERROR)
+    log_lines.say("ends")
     lines = [json.loads(line) for line in stderr().splitlines()]
     assert [(line["level"], line["message"], line["rank"], line["job"], line["pid"]) for line in lines] == [
         ("info", "begins", None, "17", os.getpid()), ("warning", "late: 100 %", 3, "night", os.getpid()),
-        ("error", "Traceback\n  Error", 3, "night", os.getpid())]
+        ("error", "Traceback\n  Error", 3, "night", os.getpid()), ("info", "ends", 3, "night", os.getpid())]
+    assert log_lines.job({"SLURM_JOB_ID": "5"}) == "5" and log_lines.job({}) is None
     now = datetime.datetime.now(datetime.timezone.utc)
     assert all(0 <= (now - datetime.datetime.fromisoformat(line["time"])).total_seconds() < 60 for line in lines)
 

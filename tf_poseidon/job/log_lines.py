@@ -5,6 +5,7 @@ A line says when, how bad it is, and of which job, rank, host and process, for p
 Tests: tests/unit/test_log_lines.py, tests/faults/test_failures.py.
 """
 
+from collections.abc import Mapping
 import contextlib
 import datetime
 import json
@@ -80,16 +81,16 @@ def is_rank(rank: int | None) -> None:
 
 def say(text: str, level: int = logging.INFO) -> None:
     """Writes a message to the standard error at once, if that is possible, as on a full disk it is not."""
-    if _is_json():
-        _log.log(level, "%s", text.rstrip("\n"))
+    if _is_json():  # whatever the logger's level: text would be written, too
+        _log.handle(_log.makeRecord(_log.name, level, "", 0, "%s", (text.rstrip("\n"),), None))
         return
     with contextlib.suppress(OSError, ValueError):
         print(text, end="" if text.endswith("\n") else "\n", file=sys.stderr, flush=True)
 
 
-def job() -> str | None:
-    """Returns the name of this process's job; None if its environment has none."""
-    return next((os.environ[name] for name in _JOBS if os.environ.get(name)), None)
+def job(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Returns the name of the job of processes with an environment; None if that has none."""
+    return next((environment[name] for name in _JOBS if environment.get(name)), None)
 
 
 def _is_json() -> bool:

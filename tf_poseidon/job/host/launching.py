@@ -70,7 +70,7 @@ class LaunchedJob:
         places = start.places
         where = ["-hosts", ",".join(f"{host}:{number}" for host, number in places.items())] if places else []
         read, written = (subprocess.DEVNULL, subprocess.PIPE) if has_pipes else (None, None)
-        job = log_lines.job() or f"{socket.gethostname()}-{os.getpid()}"
+        job = log_lines.job(environment) or f"{socket.gethostname()}-{os.getpid()}"
         # A group of its own: a Ctrl-C of the terminal would reach mpiexec twice, which then does not wait for the
         # ranks.
         self.process = subprocess.Popen(
