@@ -141,6 +141,8 @@ def defaults(options: Iterable[str], environment: Mapping[str, str] = os.environ
         except ValueError as error:
             raise ConfigurationError(f"The environment variable {name} is {shown(text)}, expected {error}; change it, "
                                      "or unset it.") from error
+        except ConfigurationError as error:  # a cluster that cannot be
+            raise ConfigurationError(f"{error} The environment has {name}={shown(text)}.") from error
     return values
 
 

@@ -57,6 +57,11 @@ def test_what_no_option_can_be_is_refused(option, text, expected):
         environment.defaults([option], {variable: text})
 
 
+def test_a_cluster_that_cannot_be_is_refused_by_its_variable():
+    with pytest.raises(ConfigurationError, match=r"^workers=0, .* The environment has TF_POSEIDON_CLUSTER='workers=0'\.$"):
+        environment.defaults(["cluster"], {"TF_POSEIDON_CLUSTER": "workers=0"})
+
+
 def test_what_a_program_gives_stays(monkeypatch):
     monkeypatch.setenv("TF_POSEIDON_POLICY", "ps")
     monkeypatch.setenv("TF_POSEIDON_TIMEOUT_S", "5")
