@@ -58,7 +58,8 @@ def test_what_no_option_can_be_is_refused(option, text, expected):
 
 
 def test_a_cluster_that_cannot_be_is_refused_by_its_variable():
-    with pytest.raises(ConfigurationError, match=r"^workers=0, .* The environment has TF_POSEIDON_CLUSTER='workers=0'\.$"):
+    message = r"^workers=0, .* The environment has TF_POSEIDON_CLUSTER='workers=0'\.$"
+    with pytest.raises(ConfigurationError, match=message):
         environment.defaults(["cluster"], {"TF_POSEIDON_CLUSTER": "workers=0"})
 
 
