@@ -49,6 +49,7 @@ def take(communicator: Communicator, planned: int = 0) -> str:
     ranks = [processors.Sharer(host, int(allowed), int(cores), quota) for host, (cores, quota, allowed) in
              zip(communicator.hosts or range(communicator.size), facts[:, 4:].tolist())]
     shares = processors.shares(ranks, may_bind=not has_gpu.any())
+    is_sharing = shares[communicator.rank] is not None
     if chosen.any() or is_late.any():
         shares = [None] * communicator.size
     elif planned:
@@ -67,7 +68,7 @@ def take(communicator: Communicator, planned: int = 0) -> str:
     if share.cores is not None:
         first, last = share.cores
         os.sched_setaffinity(0, {number for core in own.cores[first:last + 1] for number in core})
-    elif not tf.config.threading.get_inter_op_parallelism_threads():
+    elif is_sharing and not tf.config.threading.get_inter_op_parallelism_threads():
         tf.config.threading.set_inter_op_parallelism_threads(_OPS_AT_A_TIME)
     return _described(threads, own, share)
 
