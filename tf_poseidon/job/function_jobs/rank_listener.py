@@ -8,6 +8,7 @@ import contextlib
 import multiprocessing
 import socket
 import threading
+import time
 from typing import NamedTuple
 
 from tf_poseidon.job.function_jobs import rank_messages
@@ -77,8 +78,9 @@ class RankListener:
     def settle(self) -> None:
         """Waits for what ranks have said, once they have ended; what is said later is not heard."""
         self.close()
+        last = time.monotonic() + _SETTLE_S
         for thread in list(self._threads):
-            thread.join(_SETTLE_S)
+            thread.join(max(0.0, last - time.monotonic()))
 
     def _start(self, function: object, *arguments: object) -> None:
         thread = threading.Thread(target=function, args=arguments, daemon=True)  # type: ignore[arg-type]
