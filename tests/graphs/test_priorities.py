@@ -1,12 +1,16 @@
-"""Which gradients overtake others, those that the next step needs first; and when it needs them."""
+"""Which gradients overtake others, those that the next step needs first; when it needs them; operations in loops."""
 
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 
+from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import planning
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes import session
 from tf_poseidon.graph_passes.find import exchanges
+from tf_poseidon.graph_passes.find import operations as operations_lib
 from tf_poseidon.graph_passes.find import priorities
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
@@ -124,3 +128,52 @@ def test_the_operations_before_a_sum_is_needed_are_counted(options, needed, read
     assert plan.steps == options["number"]
     assert [by_name[name].needed for name in LAYERS] == needed
     assert [by_name[name].operations for name in LAYERS] == ready
+
+
+# ---- loops -----------------------------------------------------------------------------------------------------------
+
+ROWS, WIDE, NARROW = 8, 6, 4
+
+
+def repeated(rounds, condition=None):
+    """Returns a function that multiplies so many times, unless a condition ends it."""
+    def step():
+        weights = tf.compat.v1.placeholder(tf.float32, [WIDE, WIDE])
+        return tf.while_loop(condition or (lambda value: True), lambda value: [value @ weights],
+                             [tf.compat.v1.placeholder(tf.float32, [ROWS, WIDE])], maximum_iterations=rounds)
+    return step
+
+
+def nested():
+    """Multiplies 3 times in each of 5 rounds."""
+    weights = tf.compat.v1.placeholder(tf.float32, [WIDE, WIDE])
+
+    def body(value):
+        return tf.while_loop(lambda value: True, lambda value: [value @ weights], [value], maximum_iterations=3)
+    return tf.while_loop(lambda value: True, body, [tf.compat.v1.placeholder(tf.float32, [ROWS, WIDE])],
+                         maximum_iterations=5)
+
+
+def mapped():
+    """Multiplies each row by itself."""
+    return tf.map_fn(lambda row: row @ tf.transpose(row), tf.compat.v1.placeholder(tf.float32, [ROWS, WIDE, NARROW]),
+                     fn_output_signature=tf.TensorSpec([WIDE, WIDE]))
+
+
+@pytest.mark.parametrize(("step", "operations"), [
+    (repeated(7), 7 * 2 * ROWS * WIDE * WIDE),
+    (repeated(7, lambda value: tf.reduce_sum(value) < 1), 7 * 2 * ROWS * WIDE * WIDE),  # at most
+    (repeated(None, lambda value: tf.reduce_sum(value) < 1), 0),  # nobody knows
+    (nested, 5 * 3 * 2 * ROWS * WIDE * WIDE),
+    (mapped, ROWS * 2 * WIDE * WIDE * NARROW),
+], ids=["7 rounds", "7 or fewer", "unknown", "nested", "map_fn"])
+def test_operations_in_loops_count_in_each_round(step, operations):
+    with tf.Graph().as_default() as graph:
+        outputs = tf.nest.flatten(step())
+    meta_graph = tf.compat.v1.train.export_meta_graph(graph=graph, graph_def=graph.as_graph_def(add_shapes=True))
+    meta_graph.collection_def["train_op"].node_list.value.extend(tensor.name for tensor in outputs)
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.min_graph_nodes = -1
+    lowered = grappler.add_shapes(tf_compat.optimize(config, meta_graph))
+    assert any(node.op == "Enter" for node in lowered.node)
+    assert operations_lib.count(graph_lib.Graph(lowered)).numbers.sum() == operations

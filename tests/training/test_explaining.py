@@ -129,6 +129,21 @@ def test_steps_that_overlap(options, fewer, sentence):
     assert ratio < 0.9 if fewer else ratio == pytest.approx(1)
 
 
+@pytest.mark.parametrize(("layer", "gates", "options"), [
+    ("SimpleRNN", 1, {}), ("GRU", 3, {}), ("LSTM", 4, {"go_backwards": True})])
+def test_recurrent_layers_count_in_each_round(layer, gates, options):
+    rows, length, width, units = 8, 7, 6, 5
+    model = keras.Sequential([keras.Input((length, width)), keras.layers.Dense(width, name="dense"),
+                              getattr(keras.layers, layer)(units, **options)])
+    sites = poseidon.explain(model, rows, workers=2, policy="ps").sites
+    operations = {site.name.removeprefix(f"{model.name}/"): site.operations for site in sites}
+    dense, rounds = 2 * rows * length * width**2, length * 2 * rows * gates * units * (width + units)
+    # The gradients of a round's kernels, and the errors of its inputs, take as long as the round each.
+    assert operations.pop("dense/kernel") == 2 * dense + 3 * rounds
+    assert operations.pop("dense/bias") == set(operations.values()).pop() == dense + 3 * rounds
+    assert len(set(operations.values())) == 1
+
+
 def test_what_runs_whole_is_said():
     plan = poseidon.explain(explain_models.compiled("ranked"), 8, 4)
     sort, = (op for op in plan.whole if op.op == "TopKV2")
@@ -395,6 +410,17 @@ def test_updates_of_weights_that_ranks_divide_overwrite_the_gradient(monkeypatch
     before, after = made[-1]
     changed = {other.op for node, other in zip(before.node, after.node, strict=True) if node != other}
     assert changed & {"Square", "Sub"}
+
+
+def test_steps_whose_weights_are_all_divided_have_a_plan():
+    """No gradient travels, so TensorFlow hands the graph to no pass."""
+    rows, inputs, outputs, ranks = 8, 64, 4096, 4
+    model = keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(outputs, use_bias=False, name="head")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    plan = poseidon.explain(model, rows, ranks, pins={"*": "columns"})
+    assert plan.sites == () and [weight.shape for weight in plan.divided] == [(inputs, outputs)]
+    assert plan.operations == 2 * 2 * rows * inputs * outputs  # all rows by a part of the columns, and the gradient
+    assert {exchange.kind for exchange in plan.exchanges} >= {"gather"} and plan.total_bytes > 0
 
 
 @pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "categorical_crossentropy"])

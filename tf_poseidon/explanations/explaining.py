@@ -247,6 +247,8 @@ def _planned(model: keras.Model, batch_size: int, plan_options: options_lib.Plan
                 _optimize(graphs.marked("") if steps == 1 else graphs.unrolled(steps))
             if steps_per_execution > 1:
                 of_step.overlap = str(graphs.order)
+        if not partition.has_sites:  # all weights are divided: TensorFlow hands the graph to no pass
+            of_step.note(_plan_of_exchanges(partition, rewriting))
     plan = of_step.plan
     if plan.refusal:
         raise GraphError(f"The training step of '{model.name}' cannot be planned: {plan.refusal}")
@@ -262,6 +264,12 @@ def _planned(model: keras.Model, batch_size: int, plan_options: options_lib.Plan
         _most(slots, partition, workers), _bytes(slots), round((plan.total_bytes or 0) / 2)))
     order = graphs.order
     return _Planned(plan, planner, not (order.obstacle or order.joint or order.whole))
+
+
+def _plan_of_exchanges(partition: partitioning.Partition, rewriting: session.RewriteSession) -> planning.Plan:
+    """Returns the plan of a step that synchronises no gradient."""
+    plan = rewriting.plan_of(partition.graph_def(), partition.options.facts, grappler.add_shapes)
+    return dataclasses.replace(plan, whole=partition.facts.whole, divided=partition.facts.divided)
 
 
 def _most(variables: Sequence[tf.Variable], partition: partitioning.Partition, workers: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import dataclasses
 import functools
+import math
 
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
@@ -67,10 +68,20 @@ def policies(now: planning.Plan, whole: planning.Plan, planner: planning.Planner
         whole: The plan in which only those weights are divided that are pinned; only the policy "auto" divides others.
         planner: What has made the plan that there is.
     """
-    plans = {policy: _shortest((now, whole) if policy == planner.policy else (whole,),
+    plans = {policy: shortest((now, whole) if policy == planner.policy else (whole,),
                                dataclasses.replace(planner, policy=policy)) for policy in planning.POLICIES}
     of_policies = [prospect(policy, plan, now) for policy, plan in plans.items()]
     return [of_policies[0], prospect(ALL_REDUCE, all_reduced(whole), now), *of_policies[1:]]
+
+
+def shortest(plans: Iterable[planning.Plan], planner: planning.Planner) -> planning.Plan:
+    """Returns the shortest of what a planner makes of the graphs of some plans."""
+    made = []
+    for plan in plans:
+        of_graph = planner.plan(plan.sites, plan.operations, plan.exchanges, plan.steps)
+        made.append(dataclasses.replace(plan, policy=of_graph.policy, cluster=of_graph.cluster,
+                                        decisions=of_graph.decisions, exchanges=of_graph.exchanges))
+    return min(made, key=lambda plan: math.inf if plan.step_seconds is None else plan.step_seconds)
 
 
 def all_reduced(plan: planning.Plan) -> planning.Plan:
@@ -109,7 +120,7 @@ def changes(now: planning.Plan, whole: planning.Plan, planner: planning.Planner,
 
     def changed(name: str, change: Callable[[planning.Plan], planning.Plan] = lambda plan: plan, rows: int = 1,
                 cluster: planning.Cluster = planner.cluster, policy: str = planner.policy) -> Prospect:
-        made = _shortest(map(change, plans), dataclasses.replace(planner, cluster=cluster, policy=policy))
+        made = shortest(map(change, plans), dataclasses.replace(planner, cluster=cluster, policy=policy))
         return prospect(name, made, now, rows)
 
     found = [changed("policy 'auto'", policy="auto")] if planner.policy != "auto" else []
@@ -136,18 +147,8 @@ def accelerated(now: planning.Plan, whole: planning.Plan, planner: planning.Plan
     found = []
     for name in _SHOWN_ACCELERATORS:
         cluster = dataclasses.replace(planner.cluster, gflops=planning.ACCELERATORS[name]["gflops"], accelerators=True)
-        found.append(prospect(name, _shortest(plans, dataclasses.replace(planner, cluster=cluster)), now))
+        found.append(prospect(name, shortest(plans, dataclasses.replace(planner, cluster=cluster)), now))
     return found
-
-
-def _shortest(plans: Iterable[planning.Plan], planner: planning.Planner) -> planning.Plan:
-    """Returns the shortest of what a planner makes of the graphs of some plans."""
-    made = []
-    for plan in plans:
-        of_graph = planner.plan(plan.sites, plan.operations, plan.exchanges, plan.steps)
-        made.append(dataclasses.replace(plan, policy=of_graph.policy, cluster=of_graph.cluster,
-                                        decisions=of_graph.decisions, exchanges=of_graph.exchanges))
-    return min(made, key=lambda plan: plan.step_seconds or 0.0)
 
 
 def _with_rows(plan: planning.Plan, factor: int) -> planning.Plan:

@@ -67,7 +67,7 @@ def with_sizes(graph_def: graph_pb2.GraphDef, facts: training_step.StepFacts) ->
         elif node.op == _GATHER and graph_lib.ELEMENTS in node.attr and facts.global_rows:
             _set_usual_rows(node, facts.global_rows)
         else:
-            for shape in _shapes_of_data(node) if of_data else ():
+            for shape in _shapes_of_data(node, is_partitioned) if of_data else ():
                 if shape.dim and shape.dim[0].size == -1:
                     shape.dim[0].size = of_data or -1
     if facts.rows and facts.global_rows:
@@ -104,7 +104,9 @@ def _set_columns(graph_def: graph_pb2.GraphDef, ranks: int) -> None:
             node.input[:] = [usual.get(tensor, tensor) for tensor in node.input]
 
 
-def _shapes_of_data(node: node_def_pb2.NodeDef) -> Iterable[tensor_shape_pb2.TensorShapeProto]:
+def _shapes_of_data(node: node_def_pb2.NodeDef, is_partitioned: bool) -> Iterable[tensor_shape_pb2.TensorShapeProto]:
     """Returns the shapes of the batches that a node gives to a graph; none for other nodes."""
+    if node.op == "Placeholder" and is_partitioned and "shape" in node.attr:  # an argument, before it is a function
+        return (node.attr["shape"].shape,)
     key = "output_shapes" if node.op in _DATA else "_output_shapes" if node.op == "_Arg" else ""
     return node.attr[key].list.shape if key in node.attr else ()

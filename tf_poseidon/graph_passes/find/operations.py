@@ -1,12 +1,15 @@
 """Counts the additions and multiplications of a step, and the operations and exchanges before each exchange.
 
 Requires: sites and exchanges, in a graph with shapes. Ensures: each has its counts. Matrix products and convolutions
-count, which are nearly all of a step's arithmetic; those inside loops, or with unknown shapes, do not. In a graph of
-several steps, sites of the first one also have the operations of the next one before these need them.
+count, which are nearly all of a step's arithmetic, unless their shapes are unknown; those in loops count as often as
+these have rounds, at most, unless that is unknown. In a graph of several steps, sites of the first one also have the
+operations of the next one before these need them.
 
 Tests: tests/graphs/test_priorities.py, tests/training/test_explaining.py.
 """
 
+import collections
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
@@ -20,7 +23,10 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import exchanges
+from tf_poseidon.graph_passes.find import loop_rounds
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+
+_ShapeOf = Callable[[str], graph_lib.Shape | None]
 
 
 class CountOperations(passes.Pass):
@@ -86,27 +92,31 @@ def _depths(graph: graph_lib.Graph, names: Iterable[str]) -> dict[str, int | Non
     return depths
 
 
-def _product(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
+def _product(shape_of: _ShapeOf, node: node_def_pb2.NodeDef) -> int:
     """[b, m, k] times [b, k, n] takes 2 b m k n, whichever is transposed."""
-    a, b = (graph_lib.num_elements(graph.shape(t)) for t in graph_lib.data_inputs(node)[:2])
-    out_shape = graph.shape(node.name)
-    if a is None or b is None or not graph_lib.is_known(out_shape):
+    a_shape, b_shape = map(shape_of, graph_lib.data_inputs(node)[:2])
+    a, b = graph_lib.num_elements(a_shape), graph_lib.num_elements(b_shape)
+    out_shape = shape_of(node.name)
+    if a is None or b is None or not graph_lib.is_known(b_shape):
         return 0
+    if not graph_lib.is_known(out_shape):
+        is_transposed = any(node.attr[name].b for name in ("transpose_b", "adj_y") if name in node.attr)
+        return 2 * a * b_shape[-2 if is_transposed else -1]
     out = math.prod(out_shape)
     batch = math.prod(out_shape[:-2])
     return 2 * round(math.sqrt(a * b * out / batch)) if batch else 0
 
 
-def _convolution(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, filters: str, positions: str) -> int:
+def _convolution(shape_of: _ShapeOf, node: node_def_pb2.NodeDef, filters: str, positions: str) -> int:
     """Returns the operations of a product with all filters at each output position.
 
     Args:
-        graph: The graph.
+        shape_of: Returns the shape of a tensor.
         node: The node.
         filters: A tensor with the shape of the filters, whose last dimension is that of the output channels.
         positions: A tensor with the shape of the convolution's output.
     """
-    kernel, outputs = graph.shape(filters), graph.shape(positions)
+    kernel, outputs = shape_of(filters), shape_of(positions)
     if not graph_lib.is_known(kernel) or not graph_lib.is_known(outputs):
         return 0
     is_channels_first = node.attr["data_format"].s.startswith(b"NC") if (
@@ -115,25 +125,25 @@ def _convolution(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, filters: st
     return 2 * math.prod(kernel) * math.prod(outputs) // max(channels, 1)
 
 
-def _forward(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
-    return _convolution(graph, node, graph_lib.data_inputs(node)[1], node.name)
+def _forward(shape_of: _ShapeOf, node: node_def_pb2.NodeDef) -> int:
+    return _convolution(shape_of, node, graph_lib.data_inputs(node)[1], node.name)
 
 
-def _of_filters(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
-    return _convolution(graph, node, node.name, graph_lib.data_inputs(node)[2])
+def _of_filters(shape_of: _ShapeOf, node: node_def_pb2.NodeDef) -> int:
+    return _convolution(shape_of, node, node.name, graph_lib.data_inputs(node)[2])
 
 
-def _of_inputs(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
+def _of_inputs(shape_of: _ShapeOf, node: node_def_pb2.NodeDef) -> int:
     _, filters, errors = graph_lib.data_inputs(node)[:3]
-    return _convolution(graph, node, filters, errors)
+    return _convolution(shape_of, node, filters, errors)
 
 
-def _einsum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
+def _einsum(shape_of: _ShapeOf, node: node_def_pb2.NodeDef) -> int:
     """Returns 2 times the product of the sizes of all indices."""
     terms = node.attr["equation"].s.decode().replace(" ", "").partition("->")[0].split(",")
     sizes: dict[str, int] = {}
     for term, tensor in zip(terms, graph_lib.data_inputs(node)):
-        shape = graph.shape(tensor)
+        shape = shape_of(tensor)
         if not graph_lib.is_known(shape) or len(shape) != len(term):
             return 0
         sizes.update(zip(term, shape))
@@ -176,21 +186,22 @@ def count(graph: graph_lib.Graph) -> Counts:
     """Returns the operations of a graph."""
     numbers: list[int] = []
     bit: dict[str, int] = {}
-    bits_before: dict[str, int] = {}
-    in_loops: set[str] = set()
+    loops = loop_rounds.LoopRounds(graph)
+    of_loop: collections.Counter[str] = collections.Counter()  # the bits of its nodes
     for node in graph.ordered:
-        bits = 0
-        for tensor in node.input:
-            bits |= bits_before.get(graph_lib.node_of(tensor), 0)  # none yet: the back edge of a loop
-        # The number of rounds of a loop is unknown, and so are, in some graphs, the shapes in it.
-        if node.op == "Enter" or (node.op != "Exit" and any(
-                graph_lib.node_of(tensor) in in_loops for tensor in node.input)):
-            in_loops.add(node.name)
-        is_counted = node.op in _COUNTED and node.name not in in_loops
-        number = _COUNTED[node.op](graph, node) if is_counted else 0
+        number = _COUNTED[node.op](loops.shape, node) * loops.of(node.name) if node.op in _COUNTED else 0
         if number:
             bit[node.name] = 1 << len(numbers)
-            bits |= bit[node.name]
+            of_loop.update(dict.fromkeys(loops.loops_of(node.name), bit[node.name]))
             numbers.append(number)
+    bits_before: dict[str, int] = {}
+    for node in loops.in_order():
+        bits = bit.get(node.name, 0)
+        for tensor in node.input:
+            bits |= bits_before.get(graph_lib.node_of(tensor), 0)  # none yet: the back edge of a loop
+        if (ended := loops.left_by(node)) is not None:  # after all rounds
+            bits |= of_loop[ended]
+            for name in loops.entries[ended]:
+                bits |= bits_before[name]
         bits_before[node.name] = bits
     return Counts(np.array(numbers, np.int64), bit, bits_before)
