@@ -117,8 +117,11 @@ bench: horovod
 	test $$(id -u) != 0 || $(BIN)/tf-poseidon emulate --hosts 4 --gbps 1 -- \
 	  $(BIN)/python scripts/benchmark.py --system $(COMPUTED) --json docs/results/benchmark_1gbps.json
 	test $$(id -u) != 0 || $(BIN)/python -m evaluation.comparisons.bench_emulated --again
+	$(BIN)/python -m evaluation.answers.answers
 	test $$(id -u) != 0 || for part in overlap bytes heads servers; do $(BIN)/python -m evaluation.comparisons.bench_emulated --again \
 	  --parts $$part --json docs/results/$$part.json || exit 1; done
+	test $$(id -u) != 0 || $(BIN)/python -m evaluation.comparisons.bench_emulated --again --parts answers \
+	  --json docs/results/answers_emulated.json
 	$(BIN)/mpiexec -n 2 $(BIN)/python -m evaluation.benchmarks.bench_zeros --json docs/results/bench_zeros.json
 	test $$(id -u) != 0 || $(BIN)/python -m evaluation.benchmarks.bench_input_and_shares \
 	  --json docs/results/input_and_shares.json --markdown docs/results/input_and_shares.md

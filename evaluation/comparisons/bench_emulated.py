@@ -3,11 +3,11 @@
     sudo env "PATH=$PATH" python -m evaluation.comparisons.bench_emulated --json docs/results/emulated.json
 
 Part "table" compares with Horovod and MWMS on four hosts; part "points" has the runs that the simulation must agree
-with, see tests/scripts/test_simulation.py. Four parts are for files of their own: "overlap" compares single steps with
+with, see tests/scripts/test_simulation.py. Five parts are for files of their own: "overlap" compares single steps with
 eight that overlap; "bytes" factors without their zeros, half factors, and gradients and weights in 16 bits with what
 they would be otherwise; "heads" layers that are divided by their outputs with all other schemes; "servers" jobs without
-and with hosts that only serve, which take turns. Every run is one of benchmark.py, which verifies before it times. Runs
-that the file already has are not repeated, so that a part can be resumed.
+and with hosts that only serve, which take turns; "answers" cells of docs/answers.md. Every run is one of benchmark.py,
+which verifies before it times. Runs that the file already has are not repeated, so that a part can be resumed.
 """
 
 import dataclasses
@@ -76,6 +76,7 @@ _TURNS = 3
 _OVERLAP = "poseidon,poseidon+overlap"
 _ALL = "poseidon,poseidon-ps,horovod,mwms"
 _OURS = "poseidon,poseidon-paper,poseidon-ps"
+_COLUMNS = "poseidon+columns"
 _HEADS = "poseidon,poseidon+columns,poseidon-ps,poseidon-sfb,poseidon-hfb"
 
 PARTS = {
@@ -115,6 +116,21 @@ PARTS = {
         Run("vgg19_22k", 4, gbps, _HEADS, shrink=16, dilation=dilation) for gbps, dilation in ((1, 0.5), (10, 4))],
     "servers": [Run("resnet50", 4, 1, "poseidon-ps", profile="titan_x_tf", dilation=4, shrink=4,
                     dedicated_servers=number, turn=turn) for turn in range(_TURNS) for number in (0, 1, 2, 4)],
+    # Links of at most 0.6 Gbit/s, less where hosts are 8, and steps of half a second and more.
+    "answers": [
+        *(Run("vgg19", hosts, gbps, "poseidon", profile, dilation, 16) for hosts, gbps, profile, dilation in (
+            (4, 1, "v100", 0.5), (4, 10, "v100", 1), (4, 25, "h100", 4), (8, 10, "v100", 2), (8, 25, "h100", 5))),
+        *(Run("resnet50", hosts, gbps, "poseidon", profile, dilation, 4, batch_size=64)
+          for hosts, gbps, profile, dilation in (
+              (4, 1, "v100", 1), (4, 10, "v100", 5), (4, 10, "h100", 8), (8, 10, "v100", 8), (8, 25, "h100", 20))),
+        *(Run("inception_v3", hosts, gbps, "poseidon", profile, dilation, 4, batch_size=64)
+          for hosts, gbps, profile, dilation in ((4, 1, "v100", 1), (4, 10, "h100", 8), (8, 10, "v100", 8))),
+        *(Run("mlp", hosts, gbps, "poseidon", profile, dilation, batch_size=256, steps=3)
+          for hosts, gbps, profile, dilation in (
+              (4, 1, "v100", 4), (4, 10, "h100", 40), (8, 10, "v100", 40), (8, 25, "h100", 100))),
+        *(Run("faces_100k", hosts, gbps, _COLUMNS, profile, dilation, 4) for hosts, gbps, profile, dilation in (
+            (4, 1, "v100", 2), (4, 10, "h100", 20), (8, 10, "v100", 20))),
+    ],
     "points": [
         *(Run("mlp", 4, 1, _OURS, shrink=shrink, dilation=4, steps=3) for shrink in (1, 16)),  # is it right?
         *(Run(model, hosts, gbps, _OURS, shrink=16, dilation=dilation)

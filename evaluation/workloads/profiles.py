@@ -7,6 +7,7 @@ gives the time of a step; otherwise the rate of arithmetic does that other model
 import dataclasses
 
 from evaluation.workloads import zoo
+from tf_poseidon import planning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,4 +47,6 @@ PROFILES = {profile.name: profile for profile in (
             "the same, one node with TensorFlow; ResNets at the arithmetic rate of Inception-V3"),
     Profile("a100", 55_000, {"resnet50": 2400},
             "ResNet-50 in mixed precision on one A100, as its vendor's examples reach it, and its rate"),
+    *(Profile(name, planning.ACCELERATORS[name]["gflops"], source="docs/planning.md#accelerators")
+      for name in ("v100", "h100")),
 )}

@@ -101,6 +101,13 @@ def _bert_base_head():
         layers.Dense(_WORDS)])
 
 
+def faces(people):
+    """Returns ResNet-50 at 112 x 112 pixels, with 512 features of a face, and a class for each person."""
+    backbone = keras.applications.ResNet50(weights=None, include_top=False, pooling="avg", input_shape=(112, 112, 3))
+    x = layers.Dense(512)(backbone.output)
+    return keras.Model(backbone.input, layers.Dense(people, use_bias=False)(x))
+
+
 MODELS = {
     # Densities after an epoch: docs/results/bench_zeros.json.
     "mlp": Model(_mlp((1024, 4096, 4096, 1000)), 32, (1024,), 1000, ((1.0, 0.44), (0.44, 0.41), (0.42, 0.9))),
@@ -111,6 +118,7 @@ MODELS = {
     "vgg19_22k": Model(_application("VGG19", 21841, 224), 32, (224, 224, 3), 21841),
     "resnet50": Model(_application("ResNet50", 1000, 224), 32, (224, 224, 3), 1000),
     "resnet152": Model(_application("ResNet152", 1000, 224), 32, (224, 224, 3), 1000),
+    "faces_100k": Model(functools.partial(faces, 100_000), 64, (112, 112, 3), 100_000),
     "bert_base_head": Model(_bert_base_head, 8, (_MASKED, 768), _WORDS),
 }
 

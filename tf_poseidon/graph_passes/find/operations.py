@@ -23,8 +23,8 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import exchanges
-from tf_poseidon.graph_passes.find import loop_rounds
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.graph import loop_rounds
 
 _ShapeOf = Callable[[str], graph_lib.Shape | None]
 
