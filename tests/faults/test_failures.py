@@ -6,6 +6,7 @@ import launch
 import pytest
 
 from evaluation.faults import fault_table
+from tf_poseidon import planning
 
 
 def test_job_ends_well_when_all_ranks_reach_the_end():
@@ -92,12 +93,12 @@ REFUSALS = {
     "no_kv_pair": "kv_pair_bytes=0, expected 4096 to 2**30",
     "no_time": "timeout_s=0, expected a positive number of seconds",
     "no_steps": "verify=0, expected the number of steps",
-    "no_policy": "policy='fastest', expected one of auto, ps, sfb, paper",
+    "no_policy": f"policy='fastest', expected one of {', '.join(planning.POLICIES)}",
     "other_policy": "This process rewrites training graphs with Planner(",
     "plan_and_policy": "A plan was given together with a policy or pins",
     "plan_of_others": "The plan is for 3 workers, 3 servers, but this job has 2 workers, 2 servers",
     "other_cluster": "The cluster has 3 workers and 3 servers, but this job has 2 and 2",
-    "no_pin": "The pin of '*' is 'fast', expected one of ps, sfb, hfb, sparse",
+    "no_pin": f"The pin of '*' is 'fast', expected one of {', '.join(planning.SCHEMES)}",
     "no_wire_dtype": "wire_dtype='float16', expected 'bfloat16' or None",
     "verify_what_is_rounded": "verify=5 compares gradients with their exact sums, but wire_dtype=",
     "load_optimizer_on_rank_0": "was assigned on some ranks only, expected all of them; load weights and optimizers on",

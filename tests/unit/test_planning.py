@@ -908,7 +908,7 @@ def test_a_bias_can_be_pinned_by_itself():
     (lambda: planning.Cluster(4, bandwidth_gbps=0), "bandwidth_gbps=0, expected a positive number"),
     (lambda: planning.Cluster(4, accelerators=1), "accelerators=1, expected True or False"),
     (lambda: planning.Cluster(4, latency_us=-1), "latency_us=-1, expected 0 or more"),
-    (lambda: plan_for([], "best", 4), "policy='best', expected one of auto, ps, sfb, paper"),
+    (lambda: plan_for([], "best", 4), f"policy='best', expected one of {', '.join(planning.POLICIES)}"),
     (lambda: plan_for([], "auto", 4, pins=(("*", "fast"),)), "The pin of '.*' is 'fast', expected"),
     (lambda: planning.Plan.load("/nowhere/plan"), "The plan '/nowhere/plan' cannot be read"),
     (lambda: planning.Plan("ps", CLUSTER, refusal="why").save("plan"), "no plan to save"),
