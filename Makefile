@@ -10,6 +10,7 @@
 #                   needs only g++ and Python)
 # make docs    builds the documentation as a site in build/docs
 # make wheel   builds a wheel for every supported TensorFlow, and the source distribution, in dist/ (4 minutes)
+# make release VERSION=0.2.0  builds, checks and tags a version: CONTRIBUTING.md (10 minutes); WHEEL_SERIES=2.21 rehearses
 # make bench   measures everything in docs/results/ (several hours; some parts need root)
 # make faults  lets all go wrong that docs/faults.md tells of: in programs, with hosts and links, and ranks that are
 #              killed at every moment, and start again (about 40 minutes; hosts need root)
@@ -31,7 +32,7 @@ LINTERS := 'clang-format==23.*' 'ruff==0.17.*' 'import-linter==2.*' 'mypy==2.*' 
 
 COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable
 
-.PHONY: setup horovod demo lint test-unit test test-rest test-all nightly durations test-native docs wheel bench faults long paper clean
+.PHONY: setup horovod demo lint test-unit test test-rest test-all nightly durations test-native docs wheel release bench faults long paper clean
 
 setup: $(VENV)/.installed
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -95,6 +96,13 @@ docs: setup
 
 wheel:
 	scripts/build_wheel.sh $(PYTHON)
+
+# What could refuse comes first, and the tag last.
+release:
+	$(PYTHON) scripts/release.py check "$(VERSION)"
+	$(MAKE) --no-print-directory docs wheel
+	scripts/check_wheel.sh dist/*.whl
+	$(PYTHON) scripts/release.py tag "$(VERSION)"
 
 bench: horovod
 	mkdir -p docs/results

@@ -26,6 +26,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("scripts/test_docs.py::test_every_public_name_is_in_the_reference", "unit"),
     ("scripts/test_docs.py::test_messages_exist*", "unit"),
     ("scripts/test_planted_table.py::*", "unit"),
+    ("scripts/test_release.py::*", "unit"),
 
     ("unit/test_calibration.py::test_all_ranks_agree_on_what_was_measured", "test"),
     ("unit/test_compat.py::test_other_versions_are_refused*", "rest"),  # they import TensorFlow
