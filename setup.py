@@ -138,6 +138,8 @@ class BuildLibraries(build_ext.build_ext):
                      f"'tensorflow-cpu=={NEWEST}.*' first.")
         if "MPICXX" in os.environ:
             check_own_mpi(os.environ["MPICXX"])
+        if self.editable_mode:  # pip's folder is gone afterwards, and `build_ext --inplace` would compile all again
+            self.build_temp = os.path.join("build", f"temp.{self.plat_name}-{sys.implementation.cache_tag}")
         self.is_in_tree = bool(self.inplace or self.editable_mode)  # setuptools forgets it while it builds
         super().run()
         # What earlier builds for other TensorFlows have left would be installed, too, beside newer Python code.
