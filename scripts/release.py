@@ -30,7 +30,8 @@ def refuse(sentence):
 
 def git(*arguments):
     """Returns what git prints, or "" where it fails."""
-    return subprocess.run(["git", *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.strip()
+    done = subprocess.run(["git", *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return done.stdout.strip()
 
 
 def changes(version):
