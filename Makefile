@@ -73,7 +73,9 @@ test: setup
 test-rest: setup
 	$(PYTEST) --tier=rest
 
-test-all: test test-rest
+# At once: files of both tiers start their jobs once, and workers wait for each other once.
+test-all: setup
+	$(PYTEST) --tier=unit,test,rest
 
 # Of programs and test suites that others have published, only where their sources are: docs/results/published_programs.md.
 nightly: horovod
