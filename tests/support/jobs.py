@@ -57,15 +57,19 @@ class Case:
 
 
 def cases_of(items):
-    """Returns the cases that tests name, in their order, and the first runs of those that are repeated."""
-    found = []
+    """Returns the cases that tests name, in their order, and the first runs of those that are repeated.
+
+    Their values say whether a test compares them with one process: all but those of the mark `between_ranks`.
+    """
+    found = {}
     for item in items:
-        for mark in item.iter_markers("needs"):
-            found += mark.args
-        found += [value for value in getattr(getattr(item, "callspec", None), "params", {}).values()
+        named = [case for mark in item.iter_markers("needs") for case in mark.args]
+        named += [value for value in getattr(getattr(item, "callspec", None), "params", {}).values()
                   if isinstance(value, Case)]
-    found += [dataclasses.replace(case, repeat=0) for case in found]
-    return list(dict.fromkeys(found))
+        is_compared = item.get_closest_marker("between_ranks") is None
+        for case in [*named, *(dataclasses.replace(case, repeat=0) for case in named)]:
+            found[case] = found.get(case, False) or is_compared
+    return found
 
 
 class Jobs:
@@ -78,9 +82,10 @@ class Jobs:
     def __init__(self, folder, cases):
         self._folder = folder
         self._wanted, self._alone = {}, {}  # names of programs, by job
-        for case in cases:
+        for case, is_compared in cases.items():
             self._wanted.setdefault(case.job, {})[case.name] = None
-            self._alone.setdefault(case.alone().job, {})[case.name] = None
+            if is_compared:
+                self._alone.setdefault(case.alone().job, {})[case.name] = None
         self._started = {}
         self._pool = futures.ThreadPoolExecutor(2)
 
@@ -92,6 +97,7 @@ class Jobs:
     def one_process(self, case):
         """Returns the arrays of one process."""
         job = case.alone().job
+        assert case.name in self._alone.get(job, ()), "the test has the mark between_ranks"
         self._start(job, self._alone[job])
         return self.arrays(case.alone())[0]
 

@@ -12,7 +12,7 @@ import os
 TIERS = ("unit", "test", "rest", "nightly")
 
 # Seconds of all workers on two cores of which nobody else uses any; recorded durations must stay below.
-BUDGETS_S = {"unit": 240.0, "test": 1000.0, "rest": 1900.0}
+BUDGETS_S = {"unit": 240.0, "test": 950.0, "rest": 1650.0}
 
 # The first pattern that a test's name has decides: room/file.py::function[cell].
 _RULES: tuple[tuple[str, str], ...] = (
@@ -100,8 +100,9 @@ _RULES: tuple[tuple[str, str], ...] = (
         "plans_are_followed_and_replayed[[]options0-schemes0", "bfloat16_on_the_wire[[]options0",
         "model_on_an_accelerator[[]ps", "training_is_right*[[]disabled", "training_is_right*[[]other_optimizations",
         "strict_ends_all_ranks[[]fails_later_on_rank_1", "strict_ends_all_ranks[[]disabled*",
-        "strict_ends_all_ranks[[]other_optimizations", "training_is_right*[[]disabled_on_rank_1",
-        "disagreement_ends_all_ranks[[]*Ranks differ in keras*")),
+        "strict_ends_all_ranks[[]other_optimizations", "strict_ends_all_ranks[[]other_shapes",
+        "training_is_right*[[]disabled_on_rank_1",
+        "disagreement_ends_all_ranks[[]*Ranks differ in *")),
     ("training/test_saving.py::test_resumed_job_has_the_bits*", "rest"),
     ("training/test_saving.py::*", "test"),
     ("training/test_slow_ranks.py::test_the_slow_rank_is_named*overlapping*", "rest"),
@@ -120,6 +121,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("engines/test_horovod.py::test_verify_mode[[]sums*", "nightly"),
     ("engines/test_horovod.py::test_pass_that_does_not_run[[]fails*", "nightly"),
     ("engines/test_horovod.py::test_types_that_differ*", "nightly"),
+    ("engines/test_horovod.py::test_two_lines_in_a_program[[]mpiexec]", "nightly"),
 
     # Of jobs that end, some of each kind.
     ("faults/test_hosts.py::*", "nightly"),
@@ -131,14 +133,14 @@ _RULES: tuple[tuple[str, str], ...] = (
     *(("faults/test_failures.py::test_fault_ends*" + name, tier) for tier, names in {
         "test": ("[[]an exception on one rank]", "[[]a rank is ended by SIGKILL]",
                  "[[]ranks that differ: an activation]", "[[]data that differ: values]"),
-        "rest": ("[[]an exception whose text*", "[[]an exception in a layer*", "[[]an op fails on one rank]",
+        "rest": ("[[]an op fails on one rank]",
                  "[[]an exception on one rank, where*", "[[]another learning rate*every 3 steps]",
                  "[[]a rank ends early, with status 0 (ps)]", "[[]a rank leaves without a word, with status 0]",
                  "[[]a rank is ended, and its child*", "[[]Ctrl-C*", "[[]the launcher is ended by SIGTERM]",
                  "[[]a rank is killed while*", "[[]a rank stalls (ps)]",
                  "[[]a loss is NaN]", "[[]functions that differ between ranks: an op]",
                  "[[]other kernels on one rank: det*", "[[]other variables*", "[[]ranks that differ: `fit` and*",
-                 "[[]two threads*", "[[]/dev/shm*", "[[]an option that cannot be: `servers*"),
+                 "[[]two threads*", "[[]/dev/shm*"),
         "nightly": ("*",)}.items() for name in names),
 
     ("saved/test_saved_commands.py::test_rewrite_diff_and_strip_work_on_each_others_files", "test"),

@@ -20,7 +20,7 @@ def cases(is_full):
     if is_full:
         return [Case(FILE, name, *job) for job in jobs for name in names]
     return [Case(FILE, name, 2, "sfb") for name in names] + [
-        Case(FILE, name, 3, "auto", ("--fit",)) for name in names[::5]]
+        Case(FILE, name, 3, "auto", ("--fit",)) for name in names[::10]]
 
 
 SCOPED = [Case(FILE, name, 2, "sfb", ("--scope",)) for name in one_process_programs.PROGRAMS

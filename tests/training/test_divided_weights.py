@@ -16,8 +16,8 @@ BOUND_OF_MIXED = {"mixed_float16": 8 * 2.0**-11, "mixed_bfloat16": 8 * 2.0**-8}
 # Bytes that a rank may send more: of this program's four counts of each class, which are read at the ends of its seven
 # epochs and of their evaluations.
 COUNTS = {"counted": 2 * 7 * 4 * 8 * (train_divided.MANY - train_divided.CLASSES)}
-# The programs that are run in other jobs, too.
-SHARDED = ("softmax", "adam", "table", "accumulation", "pair")
+# The programs that are run in other jobs, too; with shards by default the first three.
+SHARDED = ("softmax", "table", "pair", "adam", "accumulation")
 SERVED = ("softmax", "adam", "tied")
 # Those of which others are so much alike that `make nightly` alone runs them.
 ALIKE = ("momentum", "adamw", "lamb", "clipnorm", "clipvalue", "schedule", "accumulation_and_infinity", "smoothed",
@@ -35,6 +35,11 @@ def cases(is_full):
 def of_heads(is_full):
     """Returns the cases of programs of any number of classes, on 2 ranks, and of many on as many."""
     return [Case(FILE, name, 2, "ps") for name in train_divided.HEADS]
+
+
+def sharded(is_full):
+    """Returns the cases of programs of which all other weights are updated by shards."""
+    return [Case(FILE, name, 3, "ps", ("--sharded",)) for name in SHARDED[:None if is_full else 3]]
 
 
 def with_many(case):
@@ -63,6 +68,7 @@ def test_mixed_precision(jobs, case):
     assert_divided([each["local/held"] for each in arrays])
 
 
+@pytest.mark.between_ranks
 @pytest.mark.needs(*map(with_many, of_heads(False)))
 @pytest.mark.table(cases=of_heads)
 def test_what_ranks_send_does_not_grow_with_the_columns(jobs, case):
@@ -86,7 +92,7 @@ def test_the_second_layer_of_a_pair_takes_columns(jobs, case):
         assert 2 * held == whole
 
 
-@pytest.mark.parametrize("case", [Case(FILE, name, 3, "ps", ("--sharded",)) for name in SHARDED], ids=str)
+@pytest.mark.table(cases=sharded)
 def test_beside_weights_that_ranks_update_by_shards(jobs, case):
     test_ranks_compute_what_one_process_does(jobs, case)
 

@@ -79,6 +79,7 @@ def test_ranks_that_update_columns_compute_what_one_process_does(jobs, case):
     test_ranks_compute_what_one_process_does(jobs, case)
 
 
+@pytest.mark.between_ranks
 @pytest.mark.needs(*(dataclasses.replace(case, options=("--hfb", "--whole")) for case in as_half_factors(False)))
 @pytest.mark.table(cases=lambda is_full: [case for case in as_half_factors(is_full) if case.name not in OF_NORMS])
 def test_columns_have_the_bits_of_the_whole(jobs, case):
@@ -106,6 +107,7 @@ def test_ranks_compute_what_one_process_does(jobs, case):
     assert_same_as_one_process(one, jobs.arrays(case), {"float64": BOUND, "float32": BOUND}, least=1.0)
 
 
+@pytest.mark.between_ranks
 @pytest.mark.needs(*(dataclasses.replace(case, options=()) for case in mixed("POSEIDON_ALL_CELLS" in os.environ)))
 @pytest.mark.table(cases=lambda is_full: [*of_whole(is_full), *mixed(is_full)])
 def test_shards_have_the_bits_of_the_whole(jobs, case):
@@ -115,6 +117,7 @@ def test_shards_have_the_bits_of_the_whole(jobs, case):
             assert of_shards[name].tobytes() == value.tobytes(), name
 
 
+@pytest.mark.between_ranks
 @pytest.mark.table(cases=rounded)
 def test_gradients_that_were_cast_have_half_of_the_bytes(jobs, case):
     """So have the weights that come down; each fourth batch has one row, so one rank alone sends its part up."""
@@ -150,6 +153,7 @@ def test_auto_divides_what_makes_no_step_longer(jobs, case, is_divided):
         assert (held < whole) == is_divided
 
 
+@pytest.mark.between_ranks
 @pytest.mark.table(cases=lambda is_full: [case for case in cases(is_full) if case.name in train_sharded.ELEMENTWISE])
 def test_each_rank_holds_its_share(jobs, case):
     held, whole = np.array([arrays["local/held"] for arrays in jobs.arrays(case)]).T
@@ -157,6 +161,7 @@ def test_each_rank_holds_its_share(jobs, case):
     assert held.sum() == whole[0] and held.max() < 1.05 * whole[0] / case.ranks + small
 
 
+@pytest.mark.between_ranks
 @pytest.mark.table(cases=lambda is_full: [dataclasses.replace(case, options=()) for case in mixed(is_full)])
 def test_ranks_divide_weights_that_layers_cast(jobs, case):
     """The last layer is in float; of what a graph uses that is not partitioned, every rank holds all."""
