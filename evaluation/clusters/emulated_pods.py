@@ -5,9 +5,10 @@
 The hosts are those of tf_poseidon/emulation/emulated_cluster.py, one for each replica of the job's workers. Each starts
 what the job says, an sshd, configured as by the lines of the Dockerfile beside the job that change /etc/ssh. Beside
 them, the launcher's command finds the hosts in HYDRA_HOST_FILE, and reaches them by a real ssh. The image's
-/opt/examples are those of this checkout, its Python is this one. Needs Debian's packages openssh-server and
-openssh-client (or those of another distribution), and root. Nothing is changed outside of the hosts' processes, which
-alone see what is mounted, but that sshd's directory /run/sshd is made. Kubernetes itself is not emulated.
+/opt/examples are those of this checkout, its Python is this one. All run as the image's user, without capabilities, and
+see a root file system that is read-only but for the job's emptyDirs, where its securityContext says so; seccomp is not
+emulated. Needs Debian's packages openssh-server and openssh-client (or those of another distribution), and root.
+Nothing is changed outside of the hosts' processes, which alone see what is mounted. Kubernetes itself is not emulated.
 """
 
 import os
@@ -28,21 +29,33 @@ from tf_poseidon.emulation import emulated_cluster
 
 _START_S = 20.0
 _LAUNCHER = "launcher"
-# In a pod, given its name: the files of the image, and then its command. How MPICH starts processes on emulated hosts
-# otherwise is switched off.
+# In a pod, given its name: the files of the image, what Kubernetes and the operator mount, and then its command. How
+# MPICH starts processes on emulated hosts otherwise is switched off.
 _POD = """set -e
 hostname "$1"
 shift
-mount --bind {folder}/hosts /etc/hosts
-mount --bind {folder}/ssh /etc/ssh
-mount -t tmpfs none /opt
+for file in hosts passwd ssh; do
+  mount --bind {folder}/$file /etc/$file
+done
+mount -t tmpfs -o mode=755 none /home
+mkdir -p {home} {keys}
+cp {folder}/keys/* {keys}
+mount -t tmpfs -o mode=755 none /opt
+mkdir /opt/kept
 ln -s {root}/examples /opt/examples
-mkdir -p /run/sshd
-unset HYDRA_LAUNCHER HYDRA_LAUNCHER_EXEC HYDRA_IFACE
-PATH={path}
+{mounts}
+unset HYDRA_LAUNCHER HYDRA_LAUNCHER_EXEC HYDRA_IFACE TMPDIR
+export HOME={home} {environment} PATH={path}
 cd /opt
-exec "$@"
+exec setpriv {rights} "$@"
 """
+# All files but the kernel's; of a folder that another one covers, nothing is seen.
+_READ_ONLY = """for target in $(findmnt --raw --noheadings --output TARGET --types ext4,xfs,btrfs,overlay,tmpfs); do
+  case "$target" in
+    {writable}|/dev|/dev/*|/proc/*|/sys/*) ;;
+    *) ! mountpoint --quiet "$target" || mount -o remount,bind,ro "$target" ;;
+  esac
+done"""
 
 
 def run(path, **options):
@@ -63,36 +76,83 @@ def run(path, **options):
                          "openssh-server openssh-client).")
     job = yaml.safe_load(pathlib.Path(path).read_text())["spec"]
     workers = job["mpiReplicaSpecs"]["Worker"]["replicas"]
-    with (tempfile.TemporaryDirectory(prefix="pods-") as folder,
+    with (tempfile.TemporaryDirectory(prefix="pods-") as name,
           emulated_cluster.EmulatedCluster(workers, 1.0) as cluster):
-        write_image(pathlib.Path(folder), pathlib.Path(path).with_name("Dockerfile"))
+        folder = pathlib.Path(name)
+        folder.chmod(0o755)
+        image = write_image(folder, pathlib.Path(path).with_name("Dockerfile"))
+        for kind, replica in job["mpiReplicaSpecs"].items():
+            (folder / kind).write_text(pod(folder, image, job.get("sshAuthMountPath", "/root/.ssh"),
+                                           replica["template"]["spec"]))
         slots = [f"{name}:{job['slotsPerWorker']}\n" for name in cluster.names]
-        pathlib.Path(folder, "slots").write_text("".join(slots))
+        (folder / "slots").write_text("".join(slots))
         hosts = zip(["127.0.0.1", emulated_cluster.SWITCH_ADDRESS, *cluster.addresses],
                     ["localhost", _LAUNCHER, *cluster.names])
-        pathlib.Path(folder, "hosts").write_text("".join(f"{address} {name}\n" for address, name in hosts))
+        (folder / "hosts").write_text("".join(f"{address} {name}\n" for address, name in hosts))
         inside = [*modules.command("clusters.emulated_pods"), f"--folder={folder}", path]
         return cluster.run(inside, launcher="command", **options)
 
 
 def write_image(folder, dockerfile):
-    """Writes /etc/ssh of the image, with the operator's keys, and what a pod does first."""
-    ssh = folder / "ssh"
+    """Writes /etc/ssh and /etc/passwd of the image, and keys as the operator makes them; returns what else it says."""
+    ssh, keys = folder / "ssh", folder / "keys"
     shutil.copytree("/etc/ssh", ssh)
-    steps = dockerfile.read_text().replace("\\\n", " ").split("&&")
-    changes = [step.splitlines()[0].replace("/etc/ssh", str(ssh)) for step in steps if "/etc/ssh" in step]
-    if not changes:
-        raise SystemExit(f"{dockerfile} does not change /etc/ssh, expected how sshd and ssh are configured.")
+    text = dockerfile.read_text().replace("\\\n", " ")
+    steps = [step.strip().splitlines()[0] for step in text.replace("RUN ", "&& ").split("&&")]
+    changes = [step.replace(" /etc/ssh", f" {ssh}") for step in steps if " /etc/ssh" in step]
+    users = [match for step in steps if (match := re.match(r"useradd .*--uid (\d+) .*?(\S+)$", step))]
+    if not (changes and len(users) == 1):
+        raise SystemExit(f"{dockerfile} does not change /etc/ssh, or does not add one user by its number, expected how "
+                         "sshd and ssh are configured, and for whom.")
     subprocess.run(["sh", "-e", "-c", "\n".join(changes)], check=True)
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ssh / "key"], check=True)
-    (ssh / "key").rename(ssh / "id")
-    (ssh / "key.pub").rename(ssh / "authorized_keys")
-    # The operator mounts its keys into ~/.ssh. Of several values, sshd and ssh take the first.
-    for name, first in (("sshd_config", "AuthorizedKeysFile /etc/ssh/authorized_keys\nPidFile none\n"),
-                        ("ssh_config", "IdentityFile /etc/ssh/id\n")):
-        (ssh / name).write_text(first + (ssh / name).read_text())
+    number, name = users[0].groups()
+    others = [line for line in pathlib.Path("/etc/passwd").read_text().splitlines() if line.split(":")[2] != number]
+    home = f"/home/{name}"
+    (folder / "passwd").write_text("\n".join([*others, f"{name}:x:{number}:{number}::{home}:/bin/sh", ""]))
+    keys.mkdir()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-N", "", "-f", keys / "id_rsa"], check=True)
+    shutil.copy(keys / "id_rsa.pub", keys / "authorized_keys")
+    for key in keys.iterdir():
+        key.chmod(0o644)  # root's, as in a volume of a Secret
+    return {"home": home, "environment": " ".join(re.findall(r"^ENV (.*)$", text, re.MULTILINE))}
+
+
+def pod(folder, image, keys, spec):
+    """Returns what a pod does first, as a shell script."""
+    container, user = spec["containers"][0], spec.get("securityContext", {})
+    rights = container.get("securityContext", {})
+    flags = [f"--reuid={user.get('runAsUser', 0)}", f"--regid={user.get('runAsGroup', 0)}", "--clear-groups"]
+    if not rights.get("allowPrivilegeEscalation", True):
+        flags.append("--no-new-privs")
+    if rights.get("capabilities", {}).get("drop") == ["ALL"]:
+        flags.append("--bounding-set=-all")
+    volumes = {volume["name"]: volume["emptyDir"] for volume in spec.get("volumes", ())}
+    writable = {mount["mountPath"]: volumes[mount["name"]]["sizeLimit"] for mount in container.get("volumeMounts", ())}
+    # This checkout and Python stay where they are, although the folders that they are in may be of another user, or be
+    # one of those that are mounted.
+    kept = {str(modules.ROOT), sys.prefix, sys.base_prefix, str(folder)}
+    kept = {path for path in kept if not any(path.startswith(f"{other}/") for other in kept)}
+    covered = dict.fromkeys(filter(None, map(_closed, kept)), "") | {
+        path: f",size={size.removesuffix('i')}" for path, size in writable.items()}
+    mounts = []
+    for number, path in enumerate(sorted(kept)):
+        mounts += [f"mkdir /opt/kept/{number}", f"mount --bind {path} /opt/kept/{number}"]
+    mounts += [f"mkdir -p {path}" for path in covered]
+    mounts += [f"mount -t tmpfs -o mode={1777 if path in writable else 755}{size} none {path}"
+               for path, size in covered.items()]
+    for number, path in enumerate(sorted(kept)):
+        mounts += [f"mkdir -p {path}", f"mount --move /opt/kept/{number} {path}"]
+    if rights.get("readOnlyRootFilesystem"):
+        mounts.append(_READ_ONLY.format(writable="|".join(writable) or "/dev"))
     path = f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"
-    (folder / "pod").write_text(_POD.format(folder=folder, root=modules.ROOT, path=path))
+    return _POD.format(folder=folder, root=modules.ROOT, path=path, keys=keys, mounts="\n".join(mounts),
+                       rights=" ".join(flags), **image)
+
+
+def _closed(path):
+    """Returns the first folder above a path that only its owner may enter; None if there is none."""
+    parents = pathlib.Path(path).parents
+    return next((str(parent) for parent in reversed(parents) if not parent.stat().st_mode & 0o001), None)
 
 
 def inside(folder, path):
@@ -100,10 +160,10 @@ def inside(folder, path):
     job = yaml.safe_load(pathlib.Path(path).read_text())["spec"]["mpiReplicaSpecs"]
     launcher, worker = (job[kind]["template"]["spec"]["containers"][0] for kind in ("Launcher", "Worker"))
     names = [line.partition(":")[0] for line in (folder / "slots").read_text().split()]
-    pod = f"unshare --mount --uts sh {folder}/pod"
+    pods = f"unshare --mount --uts sh {folder}"
     log = open(folder / "log", "w+")
     for name in names:
-        subprocess.Popen(["ssh", name, f"{pod} {name} {' '.join(worker['command'])}"], stdin=subprocess.DEVNULL,
+        subprocess.Popen(["ssh", name, f"{pods}/Worker {name} {' '.join(worker['command'])}"], stdin=subprocess.DEVNULL,
                          stdout=log, stderr=log)
     end = time.monotonic() + _START_S
     port = worker["readinessProbe"]["tcpSocket"]["port"]
@@ -112,8 +172,9 @@ def inside(folder, path):
             log.seek(0)
             raise SystemExit(f"The workers do not listen at port {port} after {_START_S:g} s.\n{log.read()}")
         time.sleep(0.2)
-    return subprocess.run([*pod.split(), _LAUNCHER, *launcher["command"]],
-                          env=os.environ | {"HYDRA_HOST_FILE": str(folder / "slots")}).returncode
+    operators = {"HYDRA_HOST_FILE": str(folder / "slots"), "HYDRA_LAUNCH_EXTRA_ARGS": "-o ConnectionAttempts=10"}
+    return subprocess.run([*f"{pods}/Launcher".split(), _LAUNCHER, *launcher["command"]],
+                          env=os.environ | operators).returncode
 
 
 def _listens(name, port):

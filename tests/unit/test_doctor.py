@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -118,6 +119,29 @@ def test_srun(answer, value, kind, tmp_path, monkeypatch):
     script(tmp_path / "srun", answer)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert [finding.kind for finding in doctor._launcher("") if finding.value == value] == [kind]
+
+
+@pytest.mark.parametrize("wanted, kind, says", [
+    ("/no/such", Kind.NOTE, "TMPDIR is /no/such, which cannot be written"), ("", Kind.FINE, ""),
+    (tempfile.gettempdir(), Kind.FINE, "")])
+def test_temporary_folder(wanted, kind, says, monkeypatch):
+    for name in ("TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TMPDIR", wanted)
+    finding, = doctor._temporary_files()
+    assert finding.kind is kind and finding.value.startswith(f"{tempfile.gettempdir()}, ") and says in finding.remedy
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["selftest", "-n", "1"]])
+def test_nothing_temporary_can_be_written(command):
+    """TensorFlow's import fails then, so it is told before, and in place of its traceback."""
+    program = ("import sys, tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc/no', '/sys/no']; "
+               f"from tf_poseidon.commands import cli; cli.main({command})")
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=60)
+    assert done.returncode == (1 if command == ["doctor"] else 3), done.stderr
+    said = done.stdout + done.stderr
+    assert "No temporary file can be written in /proc/no, /sys/no, expected room" in said
+    assert "Kubernetes: an emptyDir" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize("answer, says, remedy", [

@@ -16,6 +16,21 @@ import tempfile
 _NAME_BYTES = 200
 
 
+def no_temporary_folder() -> str:
+    """Returns why nothing temporary can be written, and what to do, as an error's text; "" if a folder can be.
+
+    TensorFlow cannot be imported then: a container's root file system may be read-only, or a disk full.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        tried = str(error.strerror).partition(" in ")[2].strip("[]").replace("'", "")
+        return (f"No temporary file can be written in {tried}, expected room for some in one of these folders, without "
+                "which TensorFlow cannot be imported; mount one at /tmp (Kubernetes: an emptyDir, Docker: --tmpfs "
+                "/tmp), make room there, or set TMPDIR to another folder.")
+    return ""
+
+
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], writer: int = 0) -> Iterator[str]:
     """A context with a path to write to; what is there at the end takes the place of a file.

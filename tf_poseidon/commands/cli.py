@@ -22,6 +22,7 @@ import traceback
 from typing import NoReturn
 
 from tf_poseidon import supported
+from tf_poseidon.base import files
 from tf_poseidon.commands import arguments as arguments_lib
 from tf_poseidon.commands import graph_commands
 from tf_poseidon.commands import job_commands
@@ -65,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             print(f"tf-poseidon {given.command}: TensorFlow is not installed; run pip install "
                   f"'tensorflow-cpu=={supported.TENSORFLOW_SERIES[-1]}.*'. `tf-poseidon doctor` says whether anything "
                   "else is missing.", file=sys.stderr)
+            sys.exit(Status.REFUSED)
+        if isinstance(error, FileNotFoundError) and (problem := files.no_temporary_folder()):
+            print(f"tf-poseidon {given.command}: {problem}", file=sys.stderr)
             sys.exit(Status.REFUSED)
         traceback.print_exc()
         print(f"tf-poseidon {given.command}: this is an error of tf-poseidon itself; please report it with the lines "

@@ -23,12 +23,14 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 from packaging import requirements
 
 from tf_poseidon import environment
 from tf_poseidon import supported
+from tf_poseidon.base import files
 from tf_poseidon.base import tables
 from tf_poseidon.emulation import ability
 from tf_poseidon.emulation import sandbox
@@ -105,10 +107,10 @@ def examine(hosts: Sequence[str] = (), mpiexec: str = "") -> Diagnosis:
         mpiexec: Same as in `launching.run`.
     """
     checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
-        ("Python", _python), ("TensorFlow", _tensorflow), ("Keras", _keras), ("op library", _op_library),
-        ("MPI", _mpi), ("launcher", lambda: _launcher(mpiexec)), ("GPUs", _gpus), ("network", _network),
-        ("limits", _limits), ("environment", _environment), ("turns", _turns), ("emulate", _emulation),
-        ("hosts", lambda: _hosts(hosts, mpiexec))]
+        ("Python", _python), ("temporary files", _temporary_files), ("TensorFlow", _tensorflow), ("Keras", _keras),
+        ("op library", _op_library), ("MPI", _mpi), ("launcher", lambda: _launcher(mpiexec)), ("GPUs", _gpus),
+        ("network", _network), ("limits", _limits), ("environment", _environment), ("turns", _turns),
+        ("emulate", _emulation), ("hosts", lambda: _hosts(hosts, mpiexec))]
     return Diagnosis([finding for subject, check in checks for finding in _findings(subject, check)])
 
 
@@ -144,6 +146,19 @@ def _python() -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()} ({sys.executable}), {platform.system()} "
                             f"{platform.machine()}, {libc} {version}")
     yield Finding("tf_poseidon", f"{_version('tf_poseidon')} ({pathlib.Path(__file__).parents[1]})")
+
+
+def _temporary_files() -> Iterator[Finding]:
+    if problem := files.no_temporary_folder():
+        value, _, remedy = problem.partition("; ")
+        yield Finding("temporary files", value, Kind.PROBLEM, remedy)
+        return
+    folder = tempfile.gettempdir()
+    room = os.statvfs(folder)
+    wanted = next((name for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "")
+    yield _unless(not wanted or os.path.abspath(os.environ[wanted]) == folder, "temporary files",
+                  f"{folder}, {room.f_bavail * room.f_frsize >> 20} MiB free", Kind.NOTE,
+                  f"{wanted} is {os.environ.get(wanted, '')}, which cannot be written; make that folder, or unset it")
 
 
 def _tensorflow() -> Iterator[Finding]:
@@ -288,8 +303,8 @@ def _network() -> Iterator[Finding]:
 
 def _limits() -> Iterator[Finding]:
     yield from _processors()
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    yield _unless(files >= _FEW_FILES, "open files", f"at most {files}", Kind.NOTE,
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    yield _unless(open_files >= _FEW_FILES, "open files", f"at most {open_files}", Kind.NOTE,
                   "a large job has a connection per rank: ulimit -n 65536")
     try:
         room = os.statvfs("/dev/shm")
