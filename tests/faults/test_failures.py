@@ -53,15 +53,6 @@ def test_jobs_leave_no_shared_memory():
     assert re.findall(r"(\d+) shared, left: (.*)", outcome.output) == [("1", "[]")] * 2
 
 
-def test_room_for_shared_memory():
-    from tf_poseidon.errors import JobError
-    from tf_poseidon.job.engines import mpi
-    mpi._check_shared_memory(2, "/no/such/directory")
-    mpi._check_shared_memory(2)
-    with pytest.raises(JobError, match=r"^/dev/shm has .* MiB left, but .* of this host \(1000000000\); remove"):
-        mpi._check_shared_memory(10**9)
-
-
 REFUSALS = {
     "outside": "model 'outside' was built outside strategy.scope()",
     "layer_outside": "variable 'early/kernel' of model",

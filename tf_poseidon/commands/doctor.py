@@ -107,7 +107,7 @@ def examine(hosts: Sequence[str] = (), mpiexec: str = "") -> Diagnosis:
         mpiexec: Same as in `launching.run`.
     """
     checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
-        ("Python", _python), ("temporary files", _temporary_files), ("TensorFlow", _tensorflow), ("Keras", _keras),
+        ("Python", _python), ("temporary", _temporary_files), ("TensorFlow", _tensorflow), ("Keras", _keras),
         ("op library", _op_library), ("MPI", _mpi), ("launcher", lambda: _launcher(mpiexec)), ("GPUs", _gpus),
         ("network", _network), ("limits", _limits), ("environment", _environment), ("turns", _turns),
         ("emulate", _emulation), ("hosts", lambda: _hosts(hosts, mpiexec))]
@@ -151,12 +151,12 @@ def _python() -> Iterator[Finding]:
 def _temporary_files() -> Iterator[Finding]:
     if problem := files.no_temporary_folder():
         value, _, remedy = problem.partition("; ")
-        yield Finding("temporary files", value, Kind.PROBLEM, remedy)
+        yield Finding("temporary", value, Kind.PROBLEM, remedy)
         return
     folder = tempfile.gettempdir()
     room = os.statvfs(folder)
     wanted = next((name for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "")
-    yield _unless(not wanted or os.path.abspath(os.environ[wanted]) == folder, "temporary files",
+    yield _unless(not wanted or os.path.abspath(os.environ[wanted]) == folder, "temporary",
                   f"{folder}, {room.f_bavail * room.f_frsize >> 20} MiB free", Kind.NOTE,
                   f"{wanted} is {os.environ.get(wanted, '')}, which cannot be written; make that folder, or unset it")
 
@@ -311,6 +311,10 @@ def _limits() -> Iterator[Finding]:
     except OSError as error:
         yield Finding("/dev/shm", str(error.strerror), Kind.NOTE,
                       "ranks of a machine exchange over loopback without it")
+        return
+    if not os.access("/dev/shm", os.W_OK):
+        yield Finding("/dev/shm", "cannot be written", Kind.PROBLEM,
+                      "let this user write it, or mount one (a tmpfs, in Kubernetes an emptyDir)")
         return
     free = room.f_bavail * room.f_frsize
     few, several = mpi_library.shared_bytes(2), mpi_library.shared_bytes(8)

@@ -1,12 +1,13 @@
 """MPI as the engine: detects whether this process was launched as one of several, and joins them.
 
-Tests: tests/unit/test_package.py, tests/faults/test_failures.py.
+Tests: tests/unit/test_room_for_ranks.py, tests/unit/test_package.py, tests/faults/test_failures.py.
 """
 
 from collections.abc import Mapping
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import time
 
@@ -24,6 +25,8 @@ from tf_poseidon.options import JobOptions
 _LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 _LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+# Where Slurm gives the number of processes on each of its nodes, such as "4(x2),3", and which of these nodes this is.
+_SLURM_SIZES, _SLURM_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), "SLURM_NODEID"
 _SHARED_MEMORY = "/dev/shm"
 
 # UCX notes all memory that the process gives back to the system, until it has to register memory with a network card.
@@ -54,6 +57,20 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
     return next((int(environment[name]) for name in _LOCAL_RANK_VARIABLES if name in environment), None)
 
 
+def local_size(environment: Mapping[str, str] = os.environ) -> int:
+    """Returns the number of processes on this machine, according to a launcher; 1 if none says so."""
+    for name in _LOCAL_SIZE_VARIABLES:
+        if name in environment:
+            return int(environment[name])
+    sizes = next((environment[name] for name in _SLURM_SIZES if name in environment), "")
+    node = int(environment.get(_SLURM_NODE, 0))
+    for size, times in re.findall(r"(\d+)(?:\(x(\d+)\))?(?:,|$)", sizes):
+        node -= int(times or 1)
+        if node < 0:
+            return int(size)
+    return 1
+
+
 def join(size: int, options: JobOptions) -> "communicator.Communicator":
     """Joins the job that this process was launched in.
 
@@ -63,7 +80,7 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
     """
     mpi_library.check_transport()
     _check_was_launched()
-    _check_shared_memory(next((int(os.environ[name]) for name in _LOCAL_SIZE_VARIABLES if name in os.environ), 1))
+    _check_shared_memory(local_size())
     if not mpi_library.is_own():  # an older UCX would warn of it
         os.environ.setdefault(*_UCX_NOTES)
     # mpiexec ends the others, and all children, when a connection ends, but not once it has noticed the end of the rank
@@ -165,18 +182,40 @@ def _check_was_launched() -> None:
 
 
 def _check_shared_memory(ranks: int, directory: str = _SHARED_MEMORY) -> None:
-    """Refuses to start ranks where MPI would end by a signal, when it touches memory that is not there."""
+    """Refuses to start ranks where MPI would end by a signal, when it touches memory that is not there.
+
+    Other ranks of the job may have their parts already. So there has to be room for all that this job takes beside
+    files that are older than this process, which are none of its; and where others without names have taken that, at
+    least for this rank.
+    """
     try:
         room = os.statvfs(directory)
     except OSError:
         return  # none: MPI does without
     free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
     needed = mpi_library.shared_bytes(ranks)
-    if free < mpi_library.SHARED_BYTES or size < needed:  # other ranks may have their parts already
+    if not os.access(directory, os.W_OK):
+        raise JobError(f"{directory} cannot be written, but MPI needs {needed >> 20} MiB there for the ranks of this "
+                       f"host ({ranks}); let this user write it, or mount one (a tmpfs, in Kubernetes an emptyDir).")
+    if free < mpi_library.shared_bytes(1) or size - _older_bytes(directory) < needed:
         raise JobError(
             f"{directory} has {free / 2**20:.1f} of {size / 2**20:.1f} MiB left, but MPI needs {needed >> 20} MiB "
             f"there for the ranks of this host ({ranks}); remove what ended programs have left "
             f"('{directory}/mpich_shm_*'), or give the container more (docker run --shm-size=1g).")
+
+
+def _older_bytes(directory: str) -> int:
+    """Returns what files of a folder take that have not changed since this process started."""
+    ticks = int(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # since the machine started
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    started, taken = time.time() - age, 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):  # it is gone
+                status = os.lstat(os.path.join(folder, name))
+                if status.st_mtime < started:
+                    taken += status.st_blocks * 512
+    return taken
 
 
 def _check_only_mpi() -> None:
