@@ -1,7 +1,9 @@
 """Programs that the tests start on several ranks: small_programs.py NAME [ARGUMENT...]."""
 
 import hashlib
+import json
 import os
+import pathlib
 import sys
 import time
 
@@ -9,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from evaluation.faults.faulty_program import AtBatch
 from evaluation.faults.faulty_program import train
 import tf_poseidon as poseidon
 from tf_poseidon import ops
@@ -45,6 +48,27 @@ def tell_shared_memory():
     print(f"{sum('mpich_shm' in line for line in shared)} shared, left: "
           f"{[line.split()[-1] for line in shared if not line.endswith('(deleted)' + os.linesep)]}", flush=True)
     train(strategy, epochs=1)
+
+
+def train_beside_others(folder, name, *awaited):
+    """Prints the final weights. After its first batch, each rank writes who it is, and waits for files of others."""
+    folder = pathlib.Path(folder)
+    strategy = poseidon.PoseidonStrategy(policy="ps", timeout_s=60)
+    with open("/proc/self/maps") as maps:
+        shared = sorted({line.split()[5] for line in maps if "/dev/shm/" in line})
+
+    def meet():
+        (folder / f"{name}.{strategy.rank}.new").write_text(json.dumps({"pid": os.getpid(), "shared": shared}))
+        os.rename(folder / f"{name}.{strategy.rank}.new", folder / f"{name}.{strategy.rank}")
+        end = time.monotonic() + 50
+        while not all((folder / file).exists() for file in awaited):
+            assert time.monotonic() < end, f"{awaited} are not all in {os.listdir(folder)}"
+            time.sleep(0.01)
+
+    model, _, _ = train(strategy, [AtBatch(strategy, strategy.rank, meet, batch=1)], epochs=20, features=200,
+                        optimizer="adam")
+    values = b"".join(value.tobytes() for value in model.get_weights())
+    print("weights", hashlib.sha256(values).hexdigest(), flush=True)
 
 
 def tell_local_results():
