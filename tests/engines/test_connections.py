@@ -132,3 +132,26 @@ def test_interface_is_the_users_choice():
     assert connections.this_host({"TF_POSEIDON_INTERFACE": "lo"}).addresses == ()
     with pytest.raises(ConfigurationError, match="TF_POSEIDON_INTERFACE=moon0, but .* expected one of .*lo"):
         connections.this_host({"TF_POSEIDON_INTERFACE": "moon0"})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", ""])
+def test_ports_are_the_users_choice(address):
+    """Another program has the first one."""
+    with connections.listen_at("127.0.0.1", {}) as other:
+        port = other.getsockname()[1]
+        allowed = {"TF_POSEIDON_PORT_RANGE": f"{port}-{min(port + 20, 65535)}"}
+        with connections.listen_at(address, allowed) as listener:
+            assert listener.getsockname()[1] in range(port + (address != "::1"), port + 21)
+
+
+def test_ports_are_all_taken():
+    with connections.listen_at("127.0.0.1", {}) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(JobError, match=f"has no free port among {port}-{port}, which TF_POSEIDON_PORT_RANGE allow"):
+            connections.listen_at("127.0.0.1", {"TF_POSEIDON_PORT_RANGE": f"{port}-{port}"})
+
+
+@pytest.mark.parametrize("text", ["30000", "2-1", "0-5", "1-65536", "a-b", "-1-5", "30000:30010"])
+def test_ports_that_are_none(text):
+    with pytest.raises(ConfigurationError, match="TF_POSEIDON_PORT_RANGE is .*, expected the first and the last of"):
+        connections.listen_at("127.0.0.1", {"TF_POSEIDON_PORT_RANGE": text})

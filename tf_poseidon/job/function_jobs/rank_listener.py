@@ -15,6 +15,7 @@ from tf_poseidon.job.function_jobs import rank_messages
 from tf_poseidon.job.function_jobs.rank_messages import RankFailure
 from tf_poseidon.job.function_jobs.rank_messages import RankGreeting
 from tf_poseidon.job.function_jobs.rank_messages import RankResult
+from tf_poseidon.job.host import connections
 from tf_poseidon.job.host import launching
 
 _SETTLE_S = 10.0  # what words that ranks have sent may take, after mpiexec has ended
@@ -60,8 +61,7 @@ class RankListener:
         with contextlib.ExitStack() as failing:
             failing.callback(self.close)
             for bound, name in _addresses(hosts):
-                family = socket.AF_INET6 if ":" in bound else socket.AF_INET
-                self._servers.append(socket.create_server((bound, 0), family=family, backlog=1024))
+                self._servers.append(connections.listen_at(bound))
                 addresses.append((name, self._servers[-1].getsockname()[1]))
             self.environment = rank_messages.environment(addresses, self._key)
             for server in self._servers:

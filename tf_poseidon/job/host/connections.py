@@ -14,18 +14,22 @@ from collections.abc import Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import hmac
 import itertools
 import os
 import pathlib
+import re
 import secrets
 import socket
 import time
 
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import JobError
+from tf_poseidon.errors import shown
 
 INTERFACE_VARIABLE = "TF_POSEIDON_INTERFACE"
+PORTS_VARIABLE = "TF_POSEIDON_PORT_RANGE"
 KEY_BYTES = 32
 
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
@@ -84,7 +88,31 @@ def listen(this: Host, others: Sequence[Host]) -> list[socket.socket]:
         raise JobError(f"{socket.gethostname()} has the addresses {', '.join(this.addresses) or 'none'}, by none of "
                        f"which it reaches another host of the job; set {INTERFACE_VARIABLE} on all hosts to the "
                        "interface that connects them.")
-    return [socket.create_server((address, 0), backlog=1024) for address in sorted(addresses)]
+    return [listen_at(address) for address in sorted(addresses)]
+
+
+def listen_at(address: str, environment: Mapping[str, str] = os.environ) -> socket.socket:
+    """Returns a socket that listens at an address of this host, on a port of TF_POSEIDON_PORT_RANGE if that is set.
+
+    Raises:
+        ConfigurationError: If that is no range of ports.
+        JobError: If other programs have all of them.
+    """
+    text = environment.get(PORTS_VARIABLE) or "0-0"
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text, re.ASCII)
+    low, high = map(int, match.groups()) if match else (1, 0)
+    if not low <= high < 2**16 or low == 0 < high:
+        raise ConfigurationError(f"The environment variable {PORTS_VARIABLE} is {shown(text)}, expected the first and "
+                                 "the last of some ports, such as 30000-30099; change it, or unset it.")
+    for port in range(low, high + 1):
+        try:
+            return socket.create_server((address, port), backlog=1024,
+                                        family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise JobError(f"{socket.gethostname()} has no free port among {text}, which {PORTS_VARIABLE} allows, expected one "
+                   "for each job that starts there; allow more, or end the programs that have them.")
 
 
 def _source(address: str) -> str | None:
