@@ -153,6 +153,17 @@ def test_nothing_temporary_can_be_written(monkeypatch, capsys):
     assert said == f"tf-poseidon selftest: {finding.value}; {finding.remedy}\n"
 
 
+def test_shared_memory_that_cannot_be_written(monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != "/dev/shm")
+    finding, = of(list(doctor._limits()), "/dev/shm")
+    assert finding.kind is Kind.PROBLEM and finding.value == "cannot be written" and "emptyDir" in finding.remedy
+
+
+def test_chosen_ports_are_shown(monkeypatch):
+    monkeypatch.setenv("TF_POSEIDON_PORT_RANGE", "30200-30299")
+    assert "TF_POSEIDON_PORT_RANGE=30200-30299" in of(list(doctor._network()), "chosen transport")[0].value
+
+
 @pytest.mark.parametrize("answer, says, remedy", [
     (None, "reached; has the same versions", ""), ({"numpy": "1.0"}, "numpy 1.0, here", "install the same versions"),
     ("exit 7", "ended with status 7", "has to be there, too"), ("exit 0", "ended with status 0", "has to be there"),

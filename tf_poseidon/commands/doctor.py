@@ -48,6 +48,7 @@ _INSTALL = f"pip install 'tensorflow-cpu=={_NEWEST}.*', or 'tensorflow[and-cuda]
 # What launchers say of themselves. Those of the MPICH family start each other's ranks.
 _LAUNCHERS = {"Intel MPI": ("Intel",), "Open MPI": ("Open MPI", "OpenRTE", "PRRTE"), "MPICH": ("HYDRA",)}
 _ANSWER_S = 60.0  # longest time for another program to answer
+_CHOICES = ("MPIEXEC_PORT_RANGE", "TF_POSEIDON_INTERFACE", "TF_POSEIDON_PORT_RANGE")  # of connections
 _FEW_FILES = 1024
 _LONG_TURN_S = 60.0
 _STARTER_FAILED = 255  # of ssh
@@ -296,7 +297,7 @@ def _network() -> Iterator[Finding]:
                           "InfiniBand needs it: ulimit -l unlimited, or in /etc/security/limits.conf; containers: "
                           "--ulimit memlock=-1")
     chosen = {name: value for name, value in os.environ.items()
-              if name.startswith(("UCX_", "FI_", "MPIR_CVAR_")) or name == "TF_POSEIDON_INTERFACE"}
+              if name.startswith(("UCX_", "FI_", "MPIR_CVAR_")) or name in _CHOICES}
     if chosen:
         yield Finding("chosen transport", ", ".join(f"{name}={value}" for name, value in sorted(chosen.items())))
 
