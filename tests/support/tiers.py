@@ -25,6 +25,8 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("faults/test_long_runs.py::test_growth*", "unit"),
     ("scripts/test_docs.py::test_every_public_name_is_in_the_reference", "unit"),
     ("scripts/test_docs.py::test_messages_exist*", "unit"),
+    ("scripts/test_answers.py::test_cells*", "rest"),
+    ("scripts/test_answers.py::*", "unit"),
     ("scripts/test_planted_table.py::*", "unit"),
     ("scripts/test_release.py::*", "unit"),
 
