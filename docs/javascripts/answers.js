@@ -20,7 +20,7 @@
     ["a node's bytes", "sent plus received in a step", row => row.num_bytes, row => size(row.num_bytes)],
     ["gradients travel", "shares of the weights' bytes", row => Object.keys(row.shares)[0],
       row => Object.entries(row.shares).filter(([, share]) => share >= 0.005)
-        .map(([scheme, share]) => `${scheme} ${Math.round(100 * share)} %`).join(", ")],
+        .map(([scheme, share]) => `${scheme} ${Math.round(100 * share)}\u00a0%`).join(", ")],
     ["memory of a rank", "weights, gradients and the slots of Adam; without activations",
       row => row.weights + row.gradients + row.slots, row => size(row.weights + row.gradients + row.slots)],
   ];

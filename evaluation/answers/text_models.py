@@ -85,7 +85,7 @@ def _speech():
     for kernel, strides in (((11, 41), (2, 2)), ((11, 21), (1, 2))):
         x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(32, kernel, strides, "same", use_bias=False)(x)))
     x = layers.Reshape((500, -1))(x)
-    for _ in range(5):
+    for _ in range(3):
         x = layers.Bidirectional(layers.GRU(800, return_sequences=True))(x)
     x = layers.Dense(1600, "relu")(x)
     return keras.Model(inputs, layers.Dense(29, "softmax")(x))
@@ -110,5 +110,5 @@ MODELS = (
     TrainedModel("Llama 3.2 1B", "text", 1, _llama, f"{_HUB} llama3.2_1b; 2,048 words"),
     TrainedModel("T5-small", "text", 32, _t5, f"C. Raffel et al., JMLR 2020, {_HUB} t5_small_multi; 512 to 128 words"),
     TrainedModel("LSTM language model", "text", 64, _lstm_language_model, "W. Zaremba et al., 2014, the medium one"),
-    TrainedModel("Deep Speech 2", "speech", 16, _speech, "D. Amodei et al., ICML 2016, with 5 recurrent layers"),
+    TrainedModel("Deep Speech 2", "speech", 16, _speech, "D. Amodei et al., ICML 2016, with 3 recurrent layers"),
 )
