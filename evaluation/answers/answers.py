@@ -43,6 +43,7 @@ ACCELERATORS = ("v100", "h100")
 # gradients travel; bytes are those that a node sends plus receives in a step, and those that a rank holds.
 COLUMNS = ("hosts", "gbps", "accelerator", "speed_up", "at_most", "all_reduce", "ps", "step_seconds", "num_bytes",
            "shares", "weights", "gradients", "slots")
+ROWS = "rows"  # no scheme of a plan: rows of a table's gradient, or those that a gradient is made of, are gathered
 _LEAST_SHARE = 0.1  # of all weights, from which on dividing one is tried
 
 _NAMES = flags.DEFINE_list("names", None, "Models; all by default. The others stay as they are in the file.")
@@ -58,12 +59,12 @@ class TracedModel:
     """The plans that all plans of a model follow from.
 
     Attributes:
-        sizes: How many numbers each trained variable has, by its path.
+        parameters: How many numbers are trained.
         whole: With no weight divided; the same for any number of hosts.
         divided: By number of hosts, with those weights divided that "auto" divides where links are slow.
     """
 
-    sizes: dict[str, int]
+    parameters: int
     whole: planning.Plan
     divided: dict[int, planning.Plan]
 
@@ -93,8 +94,8 @@ def traced(model, hosts=HOSTS):
             if not divided[workers].divided:
                 del divided[workers]
                 break
-        sizes = {variable.path: math.prod(variable.shape) for variable in keras_model.trainable_variables}
-    return TracedModel(sizes, whole, divided)
+        parameters = sum(math.prod(variable.shape) for variable in keras_model.trainable_variables)
+    return TracedModel(parameters, whole, divided)
 
 
 def _may_be_divided(keras_model):
@@ -121,17 +122,19 @@ def answer(model, hosts, gbps, accelerator):
     return (hosts, gbps, accelerator, *(_rounded(value) for value in (
         alone / now.step_seconds, alone / now.least_seconds, policies[prospects.ALL_REDUCE].speed_up,
         policies[planning.PS].speed_up, now.step_seconds, now.total_bytes)),
-        _shares(model.sizes, now), memory.weights, memory.gradients, memory.slots)
+        _shares(model.parameters, now), memory.weights, memory.gradients, memory.slots)
 
 
-def _shares(sizes, plan):
+def _shares(parameters, plan):
     """Returns {scheme: the share of what is trained whose gradients travel by it}, the largest first."""
-    schemes = {decision.site: decision.scheme for decision in plan.decisions}
-    schemes |= dict.fromkeys((weight.path for weight in plan.divided), planning.COLUMNS)
     found = collections.Counter()
-    for path, size in sizes.items():
-        found[schemes.get(path, planning.SPARSE)] += size  # of a table, rows are gathered
-    return {scheme: _rounded(size / found.total()) for scheme, size in found.most_common()}
+    for site, decision in zip(plan.sites, plan.decisions, strict=True):
+        if "/moving_" not in site.name:  # of batch norm, which are summed, too
+            found[decision.scheme] += math.prod(site.shape)
+    for weight in plan.divided:
+        found[planning.COLUMNS] += math.prod(weight.shape)
+    found[ROWS] += max(0, parameters - found.total())
+    return {scheme: _rounded(size / found.total()) for scheme, size in found.most_common() if size}
 
 
 def _rounded(value, digits=4):
@@ -148,7 +151,7 @@ def answers(name):
         return f"{name} needs {error.name}."
     rows = [answer(found, *cell) for cell in itertools.product(HOSTS, GBPS, ACCELERATORS)]
     return {"name": name, "family": model.family, "source": model.source, "batch_size": model.batch_size,
-            "parameters": sum(found.sizes.values()), "operations": found.whole.operations, "rows": rows}
+            "parameters": found.parameters, "operations": found.whole.operations, "rows": rows}
 
 
 def main(_):
