@@ -1,9 +1,11 @@
 """`poseidon.run`: results, exceptions, ends and interrupts of jobs that programs start; most import no TensorFlow."""
 
 import _thread
+import contextlib
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +16,8 @@ import numpy as np
 import pytest
 
 import tf_poseidon as poseidon
+from tf_poseidon.job.function_jobs import rank_listener
+from tf_poseidon.job.function_jobs import rank_messages
 from tf_poseidon.job.host import launching
 
 OFFSET = np.arange(3)
@@ -84,6 +88,47 @@ def test_what_has_failed_first_is_raised(function, kind, message, monkeypatch, c
     assert "signal" in message or "has ended" in message or "Traceback (most recent call last)" in text.partition(
         "direct cause")[0]
     assert "Traceback" not in capfd.readouterr().err  # it is raised, and not printed besides
+
+
+def greeted(listener, rank):
+    """Returns the connection of a rank that has come, as rank."""
+    (address,), key = rank_messages.take_environment(dict(listener.environment))
+    connection = rank_messages.authenticated(socket.create_connection(address), key, is_caller=False)
+    connection.send(rank_messages.RankGreeting(rank, "host"))
+    assert connection.recv_bytes() == b"call"
+    return connection
+
+
+def failure(text, is_echo=False):
+    return rank_messages.RankFailure(None, text, "", is_echo, True)
+
+
+@pytest.mark.parametrize("words, first", [
+    ([(1, None), (0, failure("ValueError: wrong"))], 0),
+    ([(1, None), (0, failure("ConnectionError: the network to rank 1 failed"))], 1),
+    ([(1, None), (0, failure("Rank 1 has left", is_echo=True))], 1),
+    ([(0, failure("ValueError: not for rank 1")), (1, None)], 0),
+    ([(0, failure("Rank 0 has heard nothing of rank 2", is_echo=True)), (1, None)], 2),
+    ([(0, failure("TimeoutError: rank 2 is late")), (1, failure("JobEndedError", is_echo=True))], 2),
+    ([(0, None), (1, None)], 2), ([(0, None), (1, None), (2, rank_messages.RankResult(b""))], 0),
+    ([(rank, rank_messages.RankResult(b"")) for rank in range(3)], None)],
+    ids=["own error", "names one that left", "echo", "left for it", "silent", "names a silent one", "silent of three",
+         "left in order", "none"])
+def test_what_others_say_of_a_rank_that_has_left_is_no_cause(words, first, monkeypatch):
+    """Ranks leave (None) or say something, in an order; those that do neither are on a host that is cut off."""
+    monkeypatch.setattr(rank_listener, "_SETTLE_S", 0.2)
+    with contextlib.closing(rank_listener.RankListener(b"call", [])) as listener:
+        ranks = 3 if first in (2, None) or len(words) == 3 else 2
+        connections = [greeted(listener, rank) for rank in range(ranks)]
+        for number, (rank, word) in enumerate(words):
+            if word is not None:
+                connections[rank].send(word)
+            connections[rank].close()
+            while len([*listener.results, *listener.failures, *listener.lost]) <= number:
+                time.sleep(0.002)
+        listener.settle()
+        cause = listener.first_cause()
+    assert (cause and cause.greeting.rank) == first
 
 
 LOCK = threading.Lock()

@@ -32,6 +32,7 @@ from tf_poseidon.errors import shown
 from tf_poseidon.job.function_jobs import rank_listener
 from tf_poseidon.job.function_jobs import rank_messages
 from tf_poseidon.job.function_jobs.rank_listener import FailedRank
+from tf_poseidon.job.function_jobs.rank_listener import LostRank
 from tf_poseidon.job.function_jobs.rank_listener import RankListener
 from tf_poseidon.job.host import launching
 from tf_poseidon.job.host import mpi_library
@@ -313,13 +314,11 @@ def _write(name: str, text: str) -> None:
 
 def _first_cause(listener: RankListener, ranks: int, status: int, tail: str) -> Exception | None:
     """Returns why a job has failed, None if it has not."""
-    own = [failed for failed in listener.failures if not failed.failure.is_echo]
-    if own:
-        return _raised(own[0])
-    if listener.lost:
-        return _lost(listener, status, tail)
-    if listener.failures:
-        return _raised(listener.failures[0])
+    first = listener.first_cause()
+    if isinstance(first, FailedRank):
+        return _raised(first)
+    if first is not None:
+        return _lost(first, listener.failures, status, tail)
     missing = ranks - len(listener.results)
     if missing:
         return JobError(f"The job has ended with status {status} before {missing} of {ranks} ranks had called the "
@@ -343,9 +342,15 @@ def _raised(failed: FailedRank) -> Exception:
     return error
 
 
-def _lost(listener: RankListener, status: int, tail: str) -> JobError:
-    """Returns the error of a job of which a rank has left without a word."""
-    who, how = listener.lost[0], f"has ended before the function had returned, and the job with status {status}"
+def _lost(first: LostRank, failures: Sequence[FailedRank], status: int, tail: str) -> JobError:
+    """Returns the error of a job of which a rank has left without a word; its cause is what others have said of it."""
+    who = first.greeting
+    if not first.has_ended:
+        error = JobError(f"Rank {who.rank} on {who.host} has not been heard of any more, expected that the function "
+                         "returns there; see whether its host is down, frozen or cut off.")
+        error.__cause__ = _raised(failures[0]) if failures else None
+        return error
+    how = f"has ended before the function had returned, and the job with status {status}"
     said = _KILLED.search(tail)
     if said:
         number = int(said[1])

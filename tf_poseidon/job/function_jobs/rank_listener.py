@@ -6,6 +6,7 @@ Tests: tests/training/test_function_jobs.py.
 from collections.abc import Sequence
 import contextlib
 import multiprocessing
+import re
 import socket
 import threading
 import time
@@ -19,6 +20,7 @@ from tf_poseidon.job.host import connections
 from tf_poseidon.job.host import launching
 
 _SETTLE_S = 10.0  # what words that ranks have sent may take, after mpiexec has ended
+_RANK = re.compile(r"\b[Rr]ank (\d+)\b")  # of which an error speaks
 
 
 class FailedRank(NamedTuple):
@@ -33,6 +35,18 @@ class FailedRank(NamedTuple):
     failure: RankFailure
 
 
+class LostRank(NamedTuple):
+    """A rank that has left without a word.
+
+    Attributes:
+        greeting: Who it is.
+        has_ended: Whether its connection has: otherwise its host is gone, or cut off.
+    """
+
+    greeting: RankGreeting
+    has_ended: bool
+
+
 class RankListener:
     """Listens to the ranks of a job, each in a thread.
 
@@ -40,7 +54,7 @@ class RankListener:
         environment: Environment variables by which ranks find it.
         results: What ranks have returned, by their numbers.
         failures: Of ranks, in the order of their words.
-        lost: Ranks that have left without a word, in this order.
+        lost: Ranks whose connection has ended without a word, in this order.
     """
 
     def __init__(self, call: bytes, hosts: Sequence[str]) -> None:
@@ -54,6 +68,8 @@ class RankListener:
         self.failures: list[FailedRank] = []
         self.lost: list[RankGreeting] = []
         self._call = call
+        self._greetings: list[RankGreeting] = []
+        self._lost_first: list[RankGreeting] = []  # before any rank has failed
         self._key = rank_messages.new_key()
         self._threads: list[threading.Thread] = []
         self._servers: list[socket.socket] = []
@@ -82,6 +98,20 @@ class RankListener:
         for thread in list(self._threads):
             thread.join(max(0.0, last - time.monotonic()))
 
+    def first_cause(self) -> FailedRank | LostRank | None:
+        """Returns the rank that was the first to fail or to leave, after `settle`; None if all have returned.
+
+        A rank that leaves makes others fail, which may say so before anyone knows that it has left, and those that
+        still run are ended for it: neither are the cause.
+        """
+        heard = {*self.results, *(failed.greeting.rank for failed in self.failures), *(who.rank for who in self.lost)}
+        lost = [*(LostRank(who, False) for who in self._greetings if who.rank not in heard),
+                *(LostRank(who, True) for who in self._lost_first)]
+        gone = {each.greeting.rank for each in lost}
+        own = [failed for failed in self.failures if not failed.failure.is_echo
+               and not gone.intersection(map(int, _RANK.findall(failed.failure.text)))]
+        return next(iter([*own, *lost, *self.failures]), None)
+
     def _start(self, function: object, *arguments: object) -> None:
         thread = threading.Thread(target=function, args=arguments, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)
@@ -101,10 +131,13 @@ class RankListener:
         with connection:
             try:
                 greeting = connection.recv()
+                self._greetings.append(greeting)
                 connection.send_bytes(self._call)
                 said = connection.recv()
             except (OSError, EOFError):
                 if greeting is not None:
+                    if not self.failures:
+                        self._lost_first.append(greeting)
                     self.lost.append(greeting)
                 return
         if isinstance(said, RankFailure):
