@@ -4,6 +4,7 @@ import _thread
 import contextlib
 import os
 import pathlib
+import resource
 import signal
 import socket
 import subprocess
@@ -129,6 +130,22 @@ def test_what_others_say_of_a_rank_that_has_left_is_no_cause(words, first, monke
         listener.settle()
         cause = listener.first_cause()
     assert (cause and cause.greeting.rank) == first
+
+
+def test_ranks_that_come_while_there_is_no_descriptor_are_heard_later():
+    with contextlib.closing(rank_listener.RankListener(b"call", [])) as listener:
+        (address,), key = rank_messages.take_environment(dict(listener.environment))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket() as own_end:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (own_end.fileno() + 1, limits[1]))
+            try:
+                own_end.connect(address)
+                with pytest.raises(OSError, match="Too many open files"):
+                    os.dup(0)
+                time.sleep(0.1)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            rank_messages.authenticated(own_end, key, is_caller=False).close()
 
 
 LOCK = threading.Lock()

@@ -5,6 +5,7 @@ Tests: tests/training/test_function_jobs.py.
 
 from collections.abc import Sequence
 import contextlib
+import errno
 import multiprocessing
 import re
 import socket
@@ -20,6 +21,9 @@ from tf_poseidon.job.host import connections
 from tf_poseidon.job.host import launching
 
 _SETTLE_S = 10.0  # what words that ranks have sent may take, after mpiexec has ended
+# What `accept` says of one connection, or while the system has no room; those that wait are accepted later.
+_PASSING = {errno.ECONNABORTED, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EPROTO}
+_AGAIN_S = 0.05
 _RANK = re.compile(r"\b[Rr]ank (\d+)\b")  # of which an error speaks
 
 
@@ -110,7 +114,8 @@ class RankListener:
         gone = {each.greeting.rank for each in lost}
         own = [failed for failed in self.failures if not failed.failure.is_echo
                and not gone.intersection(map(int, _RANK.findall(failed.failure.text)))]
-        return next(iter([*own, *lost, *self.failures]), None)
+        causes: list[FailedRank | LostRank] = [*own, *lost, *self.failures]
+        return causes[0] if causes else None
 
     def _start(self, function: object, *arguments: object) -> None:
         thread = threading.Thread(target=function, args=arguments, daemon=True)  # type: ignore[arg-type]
@@ -118,9 +123,15 @@ class RankListener:
         thread.start()
 
     def _accept(self, server: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                self._start(self._serve, server.accept()[0])
+        while True:
+            try:
+                other_end = server.accept()[0]
+            except OSError as error:
+                if error.errno not in _PASSING:  # closed
+                    return
+                time.sleep(_AGAIN_S)
+                continue
+            self._start(self._serve, other_end)
 
     def _serve(self, other_end: socket.socket) -> None:
         try:
