@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import itertools
 import os
 import pathlib
 import resource
@@ -222,6 +223,19 @@ def test_restarted_function_succeeds(capfd):
 
     assert poseidon.run(fails_once, restarts=2) == "1"
     assert "poseidon.run: the job ended with status 1; it starts again on 2 ranks (1 more" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("variables, expected", [
+    ({}, [f"{socket.gethostname()}-{os.getpid()}-1", f"{socket.gethostname()}-{os.getpid()}-2"]),
+    ({"SLURM_JOB_ID": "7"}, ["7-1", "7-2"]), ({"SLURM_JOB_ID": "7", "TF_POSEIDON_JOB": "own"}, ["own", "own"])],
+    ids=["none", "batch", "own"])
+def test_each_call_is_a_job(variables, expected, monkeypatch):
+    from tf_poseidon.job.function_jobs import function_job
+    monkeypatch.setattr(function_job, "_numbers", itertools.count(1))
+    for name in ("TF_POSEIDON_JOB", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    assert [poseidon.run(lambda: os.environ["TF_POSEIDON_JOB"], ranks=1, environment=variables)
+            for _ in range(2)] == expected
 
 
 def test_ranks_of_other_hosts_connect(tmp_path):

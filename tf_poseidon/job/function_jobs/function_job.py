@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import inspect
+import itertools
 import os
 import pickle
 import re
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +31,7 @@ import cloudpickle
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import JobError
 from tf_poseidon.errors import shown
+from tf_poseidon.job import log_lines
 from tf_poseidon.job.function_jobs import rank_listener
 from tf_poseidon.job.function_jobs import rank_messages
 from tf_poseidon.job.function_jobs.rank_listener import FailedRank
@@ -37,6 +40,7 @@ from tf_poseidon.job.function_jobs.rank_listener import RankListener
 from tf_poseidon.job.host import launching
 from tf_poseidon.job.host import mpi_library
 
+_numbers = itertools.count(1)  # of the jobs that this process starts
 _HOROVOD = "HOROVOD_SIZE"  # how many ranks horovodrun has started
 _END_S = 10.0  # what other ranks have after a failure
 _INTERRUPTED_S = 8.0  # and after Ctrl-C; hydra takes a second more to kill them
@@ -162,7 +166,10 @@ class _FunctionJob:
 
     def __init__(self, call: bytes, environment: Mapping[str, str]) -> None:
         self._call = call
-        self._environment = environment
+        # All starts of the job have one name, and no other call has it.
+        own = {**os.environ, **environment}
+        batch = log_lines.job(own) or f"{socket.gethostname()}-{os.getpid()}"
+        self._environment = {**environment, log_lines.JOB: own.get(log_lines.JOB) or f"{batch}-{next(_numbers)}"}
         self._results: list[Any] = []
         self._error: Exception | None = None
 
