@@ -1,6 +1,7 @@
 """`poseidon.run`: results, exceptions, ends and interrupts of jobs that programs start; most import no TensorFlow."""
 
 import _thread
+import atexit
 import contextlib
 import itertools
 import os
@@ -155,6 +156,8 @@ LOCK = threading.Lock()
 @pytest.mark.parametrize("function, options, message", [
     (3, {}, "was given 3, expected a function"), (own_rank, {"ranks": 0}, "ranks=0, expected a whole number of at"),
     (own_rank, {"restarts": -1}, "restarts=-1, expected"), (own_rank, {"args": 3}, r"args=3, expected a tuple"),
+    (own_rank, {"timeout_s": 0}, "timeout_s=0, expected seconds"), (own_rank, {"timeout_s": True}, "timeout_s=True"),
+    (own_rank, {"timeout_s": "1"}, "timeout_s='1', expected"),
     (own_rank, {"hosts": "a"}, "hosts='a', expected a list"),
     (own_rank, {"hosts": ["a", "b"], "ranks": 1}, "1 ranks cannot run on 2 hosts"),
     (own_rank, {"mpiexec": "/no/mpiexec"}, "There is no launcher"),
@@ -223,6 +226,28 @@ def test_restarted_function_succeeds(capfd):
 
     assert poseidon.run(fails_once, restarts=2) == "1"
     assert "poseidon.run: the job ended with status 1; it starts again on 2 ranks (1 more" in capfd.readouterr().err
+
+
+def returns_late(rank):
+    """Returns a function that ranks from `rank` on do not return from."""
+    return lambda: time.sleep(60) if own_rank() >= rank else None
+
+
+@pytest.mark.parametrize("function, options, message", [
+    (returns_late(1), {}, r"^Rank 1 had not returned when the timeout_s=3 of poseidon.run had passed, and the job"),
+    (returns_late(0), {"restarts": 3}, "^Ranks 0, 1 had not returned when"),
+    (lambda: atexit.register(time.sleep, 60) and None, {}, "^All ranks had returned from the function, but")],
+    ids=["one", "all", "at their end"])
+def test_late_ranks_are_ended_and_named(function, options, message, capfd):
+    begin = time.monotonic()
+    with pytest.raises(poseidon.JobError, match=message):
+        poseidon.run(function, timeout_s=3, **options)
+    assert 3 <= time.monotonic() - begin < 13
+    assert "starts again" not in capfd.readouterr().err
+
+
+def test_time_that_is_not_up_changes_nothing():
+    assert poseidon.run(own_rank, timeout_s=60, all_results=True) == [0, 1]
 
 
 @pytest.mark.parametrize("variables, expected", [

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import contextlib
 import inspect
 import itertools
+import math
 import os
 import pickle
 import re
@@ -23,6 +24,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 from typing import IO
 
@@ -66,7 +68,7 @@ class RemoteTraceback(Exception):
 
 def run(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *,
         ranks: int = 2, hosts: Sequence[str] = (), restarts: int = 0, all_results: bool = False, mpiexec: str = "",
-        environment: Mapping[str, str] | None = None) -> Any:
+        environment: Mapping[str, str] | None = None, timeout_s: float | None = None) -> Any:
     """Calls a function on every rank of a new job, and returns its result: training from a notebook, or a program.
 
     Each rank is a new Python process, in which the function makes its `PoseidonStrategy` as usual. It may be a lambda,
@@ -84,6 +86,8 @@ def run(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[
         all_results: Whether to return what all ranks have returned.
         mpiexec: The launcher; by default that of this Python environment, or the first in PATH.
         environment: Further environment variables of ranks.
+        timeout_s: How long the call may take, restarts and all; then ranks are ended, within about 10 s. None: as long
+            as the function takes.
 
     Returns:
         The result of rank 0, or the list of those of all ranks in their order: None for ranks that have ended by
@@ -92,20 +96,21 @@ def run(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[
     Raises:
         Exception: What the function has raised on the rank that failed first, of the same type where that can be
             pickled. Its `__cause__` shows the traceback there. The other ranks are ended.
-        JobError: If a rank was killed, or has ended in other ways than by returning.
+        JobError: If a rank was killed, or has ended in other ways than by returning, or some have not returned within
+            `timeout_s`: it names these.
         ConfigurationError: If the function, an argument or the result cannot be pickled, there is no launcher, there
             are fewer ranks than hosts, or this process is itself a rank.
         KeyboardInterrupt: If this process is interrupted, after all ranks have ended, within about 10 s.
     """
     kwargs = dict(kwargs or {})
-    _check(function, args, ranks, hosts, restarts)
-    job = _FunctionJob(_pickled(function, tuple(args), kwargs, all_results), environment or {})
+    _check(function, args, ranks, hosts, restarts, timeout_s)
+    job = _FunctionJob(_pickled(function, tuple(args), kwargs, all_results), environment or {}, timeout_s)
     launching.repeat(job.attempt, ranks, hosts, restarts, mpiexec,
                      lambda text: print(f"poseidon.run: {text}", file=sys.stderr, flush=True))
     return job.outcome(all_results)
 
 
-def _check(function: object, args: object, ranks: object, hosts: object, restarts: object) -> None:
+def _check(function: object, args: object, ranks: object, hosts: object, restarts: object, timeout_s: object) -> None:
     """Refuses what cannot be a job.
 
     Raises:
@@ -126,6 +131,9 @@ def _check(function: object, args: object, ranks: object, hosts: object, restart
     for name, number, least in (("ranks", ranks, 1), ("restarts", restarts, 0)):
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
             raise ConfigurationError(f"{name}={shown(number)}, expected a whole number of at least {least}.")
+    if timeout_s is not None and (not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool)
+                                  or not timeout_s > 0):
+        raise ConfigurationError(f"timeout_s={shown(timeout_s)}, expected seconds, more than 0; for no limit, None.")
     if isinstance(hosts, str):
         raise ConfigurationError(f"hosts={shown(hosts)}, expected a list of names, such as hosts=['host1', 'host2'].")
 
@@ -164,8 +172,10 @@ def _unpicklable(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Ma
 class _FunctionJob:
     """A call on all ranks, which a failed job repeats."""
 
-    def __init__(self, call: bytes, environment: Mapping[str, str]) -> None:
+    def __init__(self, call: bytes, environment: Mapping[str, str], timeout_s: float | None) -> None:
         self._call = call
+        self._timeout_s = timeout_s
+        self._last = math.inf if timeout_s is None else time.monotonic() + timeout_s
         # All starts of the job have one name, and no other call has it.
         own = {**os.environ, **environment}
         batch = log_lines.job(own) or f"{socket.gethostname()}-{os.getpid()}"
@@ -174,16 +184,16 @@ class _FunctionJob:
         self._error: Exception | None = None
 
     def attempt(self, start: launching.Start) -> tuple[int, bool]:
-        """Runs the job once; returns its status, which is not 0 if the function has failed, and False."""
+        """Runs the job once; returns its status, which is not 0 if the function has failed, and whether time is up."""
         with contextlib.closing(rank_listener.RankListener(self._call, list(start.places))) as listener:
             # Text as this process decodes it, whatever the locale.
             environment = {**os.environ, "PYTHONIOENCODING": "utf-8", **self._environment, **listener.environment}
-            job, output = None, None
+            job, output, late = None, None, ""
             try:
                 with _interrupts_wait():
                     job = launching.LaunchedJob(start, _command(), environment, has_pipes=True)
                     output = _Output(job.process)
-                _follow(job, output, listener)
+                late = _follow(job, output, listener, start.ranks, self._last)
             except BaseException as error:
                 if job is not None:
                     _end(job, output, isinstance(error, KeyboardInterrupt))
@@ -194,6 +204,10 @@ class _FunctionJob:
                     output.close()
             listener.settle()
         self._results = [result.pickled for _, result in sorted(listener.results.items())]
+        if late:
+            self._error = JobError(f"{late} when the timeout_s={self._timeout_s:g} of poseidon.run had passed, and "
+                                   "the job was ended; see what was printed, or give it more time.")
+            return job.status or 1, True
         self._error = _first_cause(listener, start.ranks, job.status, output.tail)
         failed = bool(listener.failures)  # of which mpiexec knows at most that other ranks were ended for it
         return 1 if failed else job.status or int(self._error is not None), False
@@ -217,17 +231,38 @@ def _command() -> list[str]:
             f"from {__package__} import function_rank; function_rank.main()"]
 
 
-def _follow(job: launching.LaunchedJob, output: "_Output", listener: RankListener) -> None:
-    """Returns when the job has ended, and what it has printed was written."""
+def _follow(job: launching.LaunchedJob, output: "_Output", listener: RankListener, ranks: int, last: float) -> str:
+    """Returns when the job has ended, and its output was written: "", or who was late if it was ended for that.
+
+    Args:
+        job: The job.
+        output: Of the job.
+        listener: To its ranks.
+        ranks: How many there are.
+        last: When they have to have returned.
+    """
+    late = ""
     while True:
         has_ended = job.has_ended()
         if not output.pass_on(job.is_ending) and has_ended:
-            return
-        if job.is_ending or not (listener.failures or listener.lost):
+            return late
+        if job.is_ending:
             continue
-        # Ranks that have joined end each other, and have a word to say; nobody tells those that have not.
-        tells = listener.failures and not listener.failures[0].failure.has_joined
-        job.end(signal.SIGTERM if tells else None, _END_S)
+        if listener.failures or listener.lost:
+            # Ranks that have joined end each other, and have a word to say; nobody tells those that have not.
+            tells = listener.failures and not listener.failures[0].failure.has_joined
+            job.end(signal.SIGTERM if tells else None, _END_S)
+        elif time.monotonic() > last and not has_ended:
+            late = _late([rank for rank in range(ranks) if rank not in listener.results])
+            job.end(signal.SIGTERM, _END_S)
+
+
+def _late(ranks: Sequence[int]) -> str:
+    """Returns what a message says of ranks that have not returned, of at most ten by number."""
+    if not ranks:
+        return "All ranks had returned from the function, but not ended,"
+    more = f" and {len(ranks) - 10} more" if len(ranks) > 10 else ""
+    return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:10]))}{more} had not returned"
 
 
 def _end(job: launching.LaunchedJob, output: "_Output | None", is_interrupted: bool) -> None:
