@@ -1,5 +1,6 @@
 """What keeps a machine from emulating hosts is named, with what to do; how a job's traffic is told."""
 
+import argparse
 import os
 import stat
 import subprocess
@@ -7,10 +8,13 @@ import subprocess
 import pytest
 
 from tf_poseidon.commands import doctor
+from tf_poseidon.commands import emulation_command
 from tf_poseidon.commands.doctor import Kind
 from tf_poseidon.emulation import ability
+from tf_poseidon.emulation import emulated_cluster
 from tf_poseidon.emulation import sandbox
 from tf_poseidon.emulation import traffic
+from tf_poseidon.errors import ConfigurationError
 
 TOOLS = ("ip", "tc", "mount")
 BARRED = "making a user namespace: Operation not permitted"
@@ -63,6 +67,17 @@ def test_doctor_tells_it_in_a_line(monkeypatch):
     monkeypatch.setattr(ability, "problem", lambda: None)
     finding, = doctor._emulation()
     assert finding.kind is Kind.FINE and f"user id {os.geteuid()}" in finding.value
+
+
+@pytest.mark.parametrize("is_able", [True, False], ids=["root", "user"])
+def test_emulate_names_it_before_it_makes_hosts(is_able, monkeypatch):
+    monkeypatch.setattr(ability, "environment", dict)
+    monkeypatch.setattr(ability, "problem", lambda: ("there is no tbf", "take another kernel"))
+    monkeypatch.setattr(sandbox, "may_make_hosts", lambda: is_able)
+    monkeypatch.setattr(emulated_cluster.EmulatedCluster, "__enter__", lambda _: pytest.fail("hosts were made"))
+    given = argparse.Namespace(program=["true"], json="", hosts=2, gbps=1, delay_us=0, loss=0)
+    with pytest.raises(ConfigurationError, match="emulated here, since there is no tbf; take another kernel[.]"):
+        emulation_command.emulate(given)
 
 
 def test_users_find_the_tools(monkeypatch):

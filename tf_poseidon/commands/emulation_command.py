@@ -1,6 +1,7 @@
 """The command emulate: a cluster on one machine.
 
-Tests: tests/scripts/test_emulated_cluster.py, tests/scripts/test_emulation_without_root.py.
+Tests: tests/unit/test_emulation_ability.py, tests/scripts/test_emulated_cluster.py,
+tests/scripts/test_emulation_without_root.py.
 """
 
 import argparse
@@ -27,10 +28,10 @@ def emulate(given: argparse.Namespace) -> int:
     command_files.check_output("--json", given.json)
     cluster = emulated_cluster.EmulatedCluster(given.hosts, given.gbps, given.delay_us, given.loss)
     os.environ.update(ability.environment())
+    if found := ability.problem():  # also of root, which containers deny some of it
+        what, remedy = found
+        raise ConfigurationError(f"No hosts can be emulated here, since {what}; {remedy}.")
     if not sandbox.may_make_hosts():
-        if found := ability.problem():
-            what, remedy = found
-            raise ConfigurationError(f"No hosts can be emulated here, since {what}; {remedy}.")
         command = ability.command(sys.executable, "-m", "tf_poseidon", *sys.argv[1:])
         os.execv(command[0], command)
     with cluster:
