@@ -49,12 +49,14 @@ def on_host(ranks, cores, host=0, allowed=0, quota=math.inf):
     ([rank for pair in zip(on_host(2, 4, 0), on_host(2, 4, 1)) for rank in pair],
      [Share(2, (0, 1)), Share(2, (0, 1)), Share(2, (2, 3)), Share(2, (2, 3))]),
     (on_host(1, 4, allowed=1) + on_host(1, 4, allowed=2), [None, None]),
+    (on_host(1, 4, allowed=1) + on_host(1, 3, allowed=2), [None, None]),
     (on_host(2, 4, allowed=1) + on_host(1, 4, allowed=2), [Share(2, (0, 1)), Share(2, (2, 3)), None]),
     (on_host(2, 8, quota=5.0), [Share(2), Share(2)]), (on_host(4, 8, quota=2.0), [Share(1)] * 4),
     (on_host(1, 8, quota=2.5), [Share(2)]), (on_host(1, 8, quota=0.5), [Share(1)]),
     (on_host(1, 4, allowed=1, quota=4.0) + on_host(1, 4, allowed=2, quota=4.0), [Share(2), Share(2)]),
     (on_host(2, 4, quota=8.0), [Share(2, (0, 1)), Share(2, (2, 3))])],
-    ids=["alone", "halves", "uneven", "more_than_cores", "hosts", "hosts_in_turn", "bound_by_launcher", "some_bound",
+    ids=["alone", "halves", "uneven", "more_than_cores", "hosts", "hosts_in_turn", "bound_by_launcher",
+         "bound_to_some_in_common", "some_bound",
          "quota", "small_quota", "quota_alone", "less_than_one", "quota_of_bound", "larger_quota"])
 def test_what_ranks_take(ranks, shares):
     assert processors.shares(ranks, may_bind=True) == shares

@@ -39,6 +39,8 @@ class Sharer:
     Attributes:
         host: A number that other hosts do not have.
         allowed: A number for the processors that it may use: ranks of a host have the same if they may use the same.
+            Ranks that have only some in common have different ones, as if they had none: whoever has bound them so has
+            chosen what each takes.
         cores: How many cores these are.
         quota: Same as in `Processors`.
     """
