@@ -138,7 +138,7 @@ def _shares(parameters, plan):
 
 
 def _rounded(value, digits=4):
-    return float(f"{value:.{digits}g}")
+    return None if value is None else float(f"{value:.{digits}g}")
 
 
 def answers(name):
