@@ -51,10 +51,12 @@ horovod: setup
 # Without TensorFlow's warnings, of which there are dozens in double precision.
 demo: export TF_CPP_MIN_LOG_LEVEL := 2
 demo: setup
-	mkdir -p build/demo
-	$(BIN)/mpiexec -n 2 $(BIN)/python examples/digits.py --save build/demo/two_processes.npz
-	$(BIN)/python examples/digits.py --compare build/demo/two_processes.npz
-	@echo "Next: . $(BIN)/activate, and docs/tutorial.md"
+	@mkdir -p build/demo
+	@echo "Trains on handwritten digits, with 2 processes and with 1; their messages are in build/demo/messages.txt."
+	@{ $(BIN)/mpiexec -n 2 $(BIN)/python examples/digits.py --quiet --save build/demo/two_processes.npz && \
+	  $(BIN)/python examples/digits.py --quiet --compare build/demo/two_processes.npz; } \
+	  2> build/demo/messages.txt || { cat build/demo/messages.txt; false; }
+	@echo "Next: . $(BIN)/activate, docs/tutorial.md, and tf-poseidon explain: what would your model gain?"
 
 lint: setup
 	$(BIN)/python -m pip install --quiet $(LINTERS)

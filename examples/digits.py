@@ -16,6 +16,7 @@ from sklearn.model_selection import train_test_split
 
 import tf_poseidon as poseidon
 
+_QUIET = flags.DEFINE_bool("quiet", False, "Print results alone, without progress and plan.")
 _EPOCHS = flags.DEFINE_integer("epochs", 12, "Epochs to train.")
 _SAVE = flags.DEFINE_string("save", None, "Write the trained weights to this .npz file.")
 _FLOATX = flags.DEFINE_enum("floatx", "float64", ["float32", "float64"], "Precision.")
@@ -50,12 +51,12 @@ def main(_):
                 keras.optimizers.schedules.CosineDecay(0.1, steps), momentum=0.9),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"])
-    model.fit(train_x, train_y, batch_size=_BATCH, epochs=_EPOCHS.value)
+    model.fit(train_x, train_y, batch_size=_BATCH, epochs=_EPOCHS.value, verbose=0 if _QUIET.value else "auto")
     accuracy = model.evaluate(test_x, test_y, verbose=0, return_dict=True)["accuracy"]
 
     if strategy.rank != 0:
         return
-    if strategy.plan:
+    if strategy.plan and not _QUIET.value:
         print(strategy.plan)
     print(f"Test accuracy with {strategy.num_replicas_in_sync} process(es): {accuracy:.4f}")
     weights = model.get_weights()

@@ -1,4 +1,4 @@
-"""What mkdocs does beside rendering docs/ (mkdocs.yml): files from outside of it, and the command line's help.
+"""What mkdocs does beside rendering docs/ (mkdocs.yml): files from outside of it, titles, and the command line's help.
 
 A link out of docs/, such as ../CONTRIBUTING.md, leads to a copy of that file in the site's folder repository/. The
 first page begins with README.md, and goes on with the table of pages. In docs/commands.md, a block that consists of a
@@ -16,6 +16,7 @@ from mkdocs.structure.files import File
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _LINK = re.compile(r"(\]\()(?!https?://|#)([^)#\s]+)((?:#[^)\s]*)?\))")
+_FILE_NAME = re.compile(r"\[(?:\w+/)?\w+\.md\](\(([^)#\s]+\.md)(?:#[^)\s]*)?\))")
 _HELP = re.compile(r"```sh\ntf-poseidon ((?:\w+ )?--help)\n```")
 
 
@@ -53,7 +54,18 @@ def _linked(markdown, path, page):
         target = _uri(posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2])))
         return f"{match[1]}{posixpath.relpath(target, here)}{match[3]}"
 
-    return _LINK.sub(link, markdown)
+    return _LINK.sub(link, _with_titles(markdown, path))
+
+
+def _with_titles(markdown, path):
+    """Returns a text in which links that are named after a file have the title of its page."""
+    folder = _ROOT / posixpath.dirname(path)
+
+    def title(match):
+        heading = re.search(r"^# (.*)$", (folder / match[2]).read_text(encoding="utf-8"), re.MULTILINE)
+        return f"[{heading[1]}]{match[1]}" if heading else match[0]
+
+    return _FILE_NAME.sub(title, markdown)
 
 
 def _help(match):

@@ -28,7 +28,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("scripts/test_answers.py::test_cells*", "rest"),
     ("scripts/test_answers.py::*", "unit"),
     ("scripts/test_planted_table.py::*", "unit"),
-    ("scripts/test_release.py::*", "unit"),
+    ("scripts/test_release.py::*", "test"),
 
     ("unit/test_calibration.py::test_all_ranks_agree_on_what_was_measured", "test"),
     ("unit/test_compat.py::test_other_versions_are_refused*", "rest"),  # they import TensorFlow
