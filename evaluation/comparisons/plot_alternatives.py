@@ -12,6 +12,7 @@ from absl import app
 import matplotlib
 import matplotlib.pyplot as plt
 
+from evaluation import drawing
 from evaluation import modules
 from evaluation.comparisons import bench_alternatives
 
@@ -19,9 +20,8 @@ _COMPUTED = {"mlp": "dense layers\n(computed)", "transformer_12": "12-layer tran
              "mobilenet_v2": "MobileNetV2\n(computed)", "resnet50": "ResNet-50\n(computed)"}
 _MODELS = {("vgg19_22k", "titan_x"): "VGG19-22K\n(emulated)", ("vgg19", "titan_x"): "VGG19\n(emulated)",
            ("resnet50", "titan_x_tf"): "ResNet-50\n(emulated)", ("mlp", None): _COMPUTED["mlp"]}
-_SYSTEMS = {"poseidon": ("tf_poseidon", "C0"), "horovod": ("Horovod", "C1"),
-            "mwms": ("MultiWorkerMirroredStrategy", "C2"), "pytorch": ("PyTorch DDP", "C3"),
-            "jax": ("Keras on JAX", "C4")}
+_SYSTEMS = {"poseidon": "tf_poseidon", "horovod": "Horovod", "mwms": "MultiWorkerMirroredStrategy",
+            "pytorch": "PyTorch DDP", "jax": "Keras on JAX"}
 _RATES = 1, 10  # Gbit/s
 
 
@@ -45,12 +45,12 @@ def main(_):
     matplotlib.use("agg")
     found = {rate: ratios(rate) for rate in _RATES}
     figure, rows = plt.subplots(len(found), len(found[1]), figsize=(14, 4.6), sharey=True, layout="constrained")
-    names, colours = zip(*_SYSTEMS.values(), strict=True)
+    colours = [drawing.COLOURS[system] for system in _SYSTEMS]
     for (rate, models), row in zip(found.items(), rows, strict=True):
         row[0].set_ylabel(f"{rate} Gbit/s")
         for ax, (model, systems) in zip(row, models.items(), strict=True):
             values = [systems.get(system, 0) for system in _SYSTEMS]
-            bars = ax.barh(names, values, color=colours)
+            bars = ax.barh(list(_SYSTEMS.values()), values, color=colours)
             ax.bar_label(bars, [f"{value:.2f}" if value else "" for value in values], padding=3)
             if rate == _RATES[0]:
                 ax.set_title(model, fontsize=10)

@@ -23,6 +23,7 @@ from absl import flags
 import rich.console
 import rich.progress
 
+from evaluation import drawing
 from evaluation import output
 from evaluation.simulation import inputs
 from evaluation.simulation import simulation
@@ -179,12 +180,13 @@ def _draw_heads(curves: Mapping[tuple[str, float, str], Sequence[float]], path: 
     figure, axes = pyplot.subplots(len(_HEADS), len(_HEAD_RATES), squeeze=False, figsize=(12, 3.4 * len(_HEADS)))
     for ax, (model, gbps) in zip(axes.flat, itertools.product(_HEADS, _HEAD_RATES), strict=True):
         ax.plot(_HEAD_NODES, _HEAD_NODES, ":", color="grey", label="linear")
-        for system in _HEAD_SYSTEMS:
-            ax.plot(_HEAD_NODES, curves[model, gbps, system], "o-", markersize=3, label=system)
+        for system, style in drawing.styles(_HEAD_SYSTEMS).items():
+            ax.plot(_HEAD_NODES, curves[model, gbps, system], label=system, **style)
         ax.set(xscale="log", yscale="log", title=f"{model}, {gbps:g} Gbit/s", xlabel="nodes", ylabel="speed-up")
         ax.set_xticks(_HEAD_NODES, map(str, _HEAD_NODES), minor=False)
         ax.minorticks_off()
-    axes[0][-1].legend(fontsize=7, loc="lower right")  # where curves leave room
+    legend = drawing.in_order(axes[0][-1], ("linear", *_HEAD_SYSTEMS))
+    axes[0][-1].legend(*legend, fontsize=7, loc="lower right")  # where curves leave room
     figure.tight_layout()
     figure.savefig(path, dpi=90, metadata={"Software": None})  # omits the version of matplotlib
     pyplot.close(figure)
