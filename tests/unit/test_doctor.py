@@ -217,8 +217,9 @@ def test_versions_import_nothing():
 
 
 @pytest.mark.parametrize("state, seconds, kind, says", [
-    ("idle", 500, Kind.FINE, "has none"), ("waiting", 70, Kind.FINE, "waits for 70.0 s"),
-    ("holding", 2.34, Kind.FINE, "has one for 2.3 s"), ("holding", 61, Kind.NOTE, "has one for 61.0 s")])
+    ("idle", 500, Kind.FINE, "is between two turns"),
+    ("waiting", 70, Kind.FINE, "waits for its turn for 70.0 s"),
+    ("holding", 2.34, Kind.FINE, "has the turn for 2.3 s"), ("holding", 61, Kind.NOTE, "has the turn for 61.0 s")])
 def test_jobs_that_take_turns(state, seconds, kind, says, monkeypatch):
     taker = {"job": 1, "pid": 12, "rank": 3, "program": "train.py", "state": state, "number": 5, "seconds": seconds}
     new = {**taker, "pid": 13, "state": "idle", "number": 0}
@@ -226,5 +227,6 @@ def test_jobs_that_take_turns(state, seconds, kind, says, monkeypatch):
     monkeypatch.setattr(accelerator_turns, "tables", lambda: iter([table]))
     finding, = doctor._turns()
     assert (finding.subject, finding.kind) == ("turns 'night'", kind)
-    assert finding.value == (f"GPU 1: process 12 (train.py, rank 3) {says}, process 13 (train.py, rank 3) has had none")
+    assert finding.value == (f"GPU 1: process 12 (train.py, rank 3) {says}, "
+                             "process 13 (train.py, rank 3) has had no turn yet")
     assert ("if process 12 hangs" in finding.remedy) == (kind is Kind.NOTE)

@@ -23,7 +23,9 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands; what it returns has the function of the command as `run`."""
     all_commands = argparse.ArgumentParser(
         "tf-poseidon", description="Plans, rewrites and checks training steps for several processes.",
-        epilog=f"`tf-poseidon COMMAND --help` describes a command.\n{status.STATUSES}",
+        epilog="`tf-poseidon COMMAND --help` describes a command. TF_POSEIDON_... variables give options of the\n"
+               "strategy defaults, and choose logs and ports (docs/clusters.md); `tf-poseidon doctor` lists those that "
+               f"are set.\n{status.STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     all_commands.add_argument("--version", action="version", version=importlib.metadata.version("tf_poseidon"))
     commands = all_commands.add_subparsers(title="commands", metavar="COMMAND", required=True)

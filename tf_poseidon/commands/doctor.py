@@ -368,8 +368,8 @@ def _turns() -> Iterator[Finding]:
 def _doing(taker: Mapping[str, Any]) -> str:
     """Returns what a process does that takes turns."""
     if taker["state"] == "idle":
-        return "has none" if taker["number"] else "has had none"
-    return f"{'waits' if taker['state'] == 'waiting' else 'has one'} for {taker['seconds']:.1f} s"
+        return "is between two turns" if taker["number"] else "has had no turn yet"
+    return f"{'waits for its turn' if taker['state'] == 'waiting' else 'has the turn'} for {taker['seconds']:.1f} s"
 
 
 def _emulation() -> Iterator[Finding]:
