@@ -35,6 +35,9 @@ def plan(steps=1):
     ((4, 16, 0.5, 0.4, 0.05, {}, plan(8)), "wait for data; read it with num_parallel_calls=tf.data.AUTOTUNE, or cache "
      "it\n8 steps overlap", "wait for other"),
     ((4, 10, 0.5, 0.45, 0.0, {}, None), "about 1 times as fast", "-"),  # one process would wait as long
+    ((4, 10, 0.5, 0.0, 0.45, {}, None), "about 0.4 times as fast as one process, if that has the work of 4 ranks\n"
+     "that is slower than one process: larger batches", "emulated"),
+    ((4, 10, 0.5, 0.0, 0.45, {}, None, True), "hosts are emulated, and share this machine's processors", "larger"),
     ((2, 10, 0.5, 0.0, 0.6, {}, None), "(1e+02 %)", "-"),  # clocks of two threads may differ
 ])
 def test_text(arguments, says, says_not):

@@ -31,6 +31,8 @@ from tf_poseidon.job.host import mpi_library
 _WATCH_S = 15.0
 _REACH_S = 20.0  # longest time to start a process on a host
 _END_S = 10.0  # what the ranks get to end when the job is interrupted
+# Of mpiexec that ends with the number of a rank's signal: what programs seldom end with by themselves.
+_SIGNALS = {number.value: number.name for number in (signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)}
 RESTARTS = "TF_POSEIDON_RESTARTS"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # not in the child, which may have a lock of another thread
@@ -142,7 +144,7 @@ def run(command: Sequence[str], ranks: int, hosts: Sequence[str] = (), restarts:
     def attempt(start: Start) -> tuple[int, bool]:
         status, is_interrupted = _run_once(start, command)
         if status and not is_interrupted and not start.left:
-            tell(f"the job ended with status {status}, and --restarts={restarts} does not let it start again.")
+            tell(f"the job ended with {_named(status)}, and --restarts={restarts} does not let it start again.")
         return status, is_interrupted
 
     return repeat(attempt, ranks, hosts, restarts, mpiexec, tell)
@@ -162,7 +164,7 @@ def repeat(attempt: Callable[[Start], tuple[int, bool]], ranks: int, hosts: Sequ
         status, is_interrupted = attempt(Start(launcher, ranks, places, number, left))
         if status == 0 or is_interrupted or not left:
             break
-        ended = f"the job ended with status {status}"
+        ended = f"the job ended with {_named(status)}"
         gone = _unreachable(launcher, list(places))
         if gone:
             places = {host: number for host, number in places.items() if host not in gone}
@@ -239,6 +241,12 @@ def _watch(launcher: str, hosts: Sequence[str], gone: threading.Event, ended: th
         if max(missed.values()) >= 2:
             gone.set()
             return
+
+
+def _named(status: int) -> str:
+    """Returns a job's status, with the signal of which it tells: MPICH's mpiexec gives its number, others 128 more."""
+    name = _SIGNALS.get(status - 128 if status > 128 else status)
+    return f"status {status} ({name})" if name else f"status {status}"
 
 
 def _unreachable(launcher: str, hosts: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 Tests: tests/training/test_summary.py.
 """
 
+import os
 import time
 from typing import Any
 
@@ -79,7 +80,8 @@ class Summary(keras.callbacks.Callback):
         waited_for = {rank: seconds - self._before["waited_for"].get(rank, 0.0)
                       for rank, seconds in after.get("waited_for", {}).items()}
         self.text = summary(getattr(strategy, "num_replicas_in_sync", 1), self._steps, self._seconds,
-                            data - self._in_tests, waited, waited_for, getattr(strategy, "plan", None))
+                            data - self._in_tests, waited, waited_for, getattr(strategy, "plan", None),
+                            "TF_POSEIDON_EMULATED_GBPS" in os.environ)
         print(self.text, flush=True)
 
     def _stats(self) -> dict[str, Any]:
@@ -89,7 +91,7 @@ class Summary(keras.callbacks.Callback):
 
 
 def summary(ranks: int, steps: int, seconds: float, data: float, waited: float, waited_for: dict[int, float],
-            plan: planning.Plan | None) -> str:
+            plan: planning.Plan | None, is_emulated: bool = False) -> str:
     """Returns what `Summary` prints.
 
     Args:
@@ -100,6 +102,7 @@ def summary(ranks: int, steps: int, seconds: float, data: float, waited: float, 
         waited: How many seconds of these they have waited for other ranks.
         waited_for: By rank, how long exchanges have waited for it last.
         plan: The `Plan` of the steps; None if unknown.
+        is_emulated: Whether `tf-poseidon emulate` runs the job.
     """
     step = seconds / steps
     where = f"on {ranks} ranks" if ranks > 1 else "in one process"
@@ -127,4 +130,9 @@ def summary(ranks: int, steps: int, seconds: float, data: float, waited: float, 
     gain = max(ranks * (1 - share - of_data), 1.0 if of_data >= _NOTICEABLE else 0.0)
     lines.append(f"about {gain:.3g} times as fast as one process, if that has the work of {ranks} ranks"
                  f"{expected}{speeds}")
+    if is_emulated:
+        lines.append("hosts are emulated, and share this machine's processors: explain says what real ones would gain")
+    elif gain < 1:
+        lines.append("that is slower than one process: larger batches, fewer ranks or steps_per_execution may help; "
+                     "poseidon.advise says how much")
     return "\n".join(lines)
