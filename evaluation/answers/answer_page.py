@@ -55,7 +55,7 @@ def checks(models, emulated):
     """Returns the cells of the file of answers that were emulated, each with both times.
 
     Args:
-        models: What `answers.read` returns.
+        models: What `cells.read` returns.
         emulated: The results of the part "answers" of evaluation/comparisons/bench_emulated.py.
     """
     rows = {model["name"]: model["rows"] for model in models}

@@ -5,7 +5,7 @@ import resource
 import keras
 import pytest
 
-from evaluation.answers import answers
+from evaluation.answers import cells as cells_lib
 from evaluation.answers import trained_model
 from evaluation.answers import unallocated_variables
 import tf_poseidon as poseidon
@@ -33,10 +33,10 @@ TABLE = trained_model.TrainedModel("a table", "", 8, lambda: keras.Sequential([
 @pytest.mark.parametrize(("model", "divides"), [(HEAD, True), (DEEP, False), (TABLE, False)],
                          ids=lambda value: getattr(value, "name", ""))
 def test_cells_are_what_explain_says(model, divides):
-    traced = answers.traced(model, (4, 8))
+    traced = cells_lib.traced(model, (4, 8))
     assert bool(traced.divided) == divides
     for hosts, gbps, accelerator in ((4, 1, "h100"), (8, 25, "v100")):
-        cell = dict(zip(answers.COLUMNS, answers.answer(traced, hosts, gbps, accelerator), strict=True))
+        cell = dict(zip(cells_lib.COLUMNS, cells_lib.answer(traced, hosts, gbps, accelerator), strict=True))
         advice = poseidon.advise(model.compiled(), model.batch_size, hosts, network=f"{gbps}GbE",
                                  accelerator=accelerator)
         policies = {each.name: each.speed_up for each in advice.policies}
