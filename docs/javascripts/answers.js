@@ -17,7 +17,8 @@
     ["all-reduce", "the speed-up by rings over dense gradients", row => row.all_reduce,
       row => NUMBER.format(row.all_reduce)],
     ["step", "", row => row.step_seconds, row => duration(row.step_seconds)],
-    ["a node's bytes", "sent plus received in a step", row => row.num_bytes, row => size(row.num_bytes)],
+    ["a node's bytes", "sent plus received in a step", row => row.num_bytes ?? 0,
+      row => row.num_bytes === null ? "unknown" : size(row.num_bytes)],
     ["gradients travel", "shares of the weights' bytes", row => Object.keys(row.shares)[0],
       row => Object.entries(row.shares).filter(([, share]) => share >= 0.005)
         .map(([scheme, share]) => `${scheme} ${Math.round(100 * share)}\u00a0%`).join(", ")],

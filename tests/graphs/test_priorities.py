@@ -163,10 +163,11 @@ def mapped():
 @pytest.mark.parametrize(("step", "operations"), [
     (repeated(7), 7 * 2 * ROWS * WIDE * WIDE),
     (repeated(7, lambda value: tf.reduce_sum(value) < 1), 7 * 2 * ROWS * WIDE * WIDE),  # at most
+    (repeated(2**31 - 1), 0),  # a limit that says nothing
     (repeated(None, lambda value: tf.reduce_sum(value) < 1), 0),  # nobody knows
     (nested, 5 * 3 * 2 * ROWS * WIDE * WIDE),
     (mapped, ROWS * 2 * WIDE * WIDE * NARROW),
-], ids=["7 rounds", "7 or fewer", "unknown", "nested", "map_fn"])
+], ids=["7 rounds", "7 or fewer", "no limit", "unknown", "nested", "map_fn"])
 def test_operations_in_loops_count_in_each_round(step, operations):
     with tf.Graph().as_default() as graph:
         outputs = tf.nest.flatten(step())

@@ -14,7 +14,11 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 
-_PASSES_ON = ("Enter", "Identity", "Merge", "Switch")
+_ENTERS, _EXITS, _MERGES = ("Enter", "RefEnter"), ("Exit", "RefExit"), ("Merge", "RefMerge")
+_BACK = ("NextIteration", "RefNextIteration")
+_SAME = ("Identity", "Switch", "RefIdentity", "RefSwitch")
+_PASSES_ON = (*_ENTERS, *_MERGES, *_SAME)
+_MOST_ROUNDS = 1_000_000  # a limit beyond says nothing
 
 
 class LoopRounds:
@@ -35,11 +39,11 @@ class LoopRounds:
         for node in graph.ordered:
             loops = [self.loop_of[name] for name in map(graph_lib.node_of, node.input) if name in self.loop_of]
             loop = loops[0] if loops else None
-            if node.op == "Enter":
+            if node.op in _ENTERS:
                 name = node.attr["frame_name"].s.decode()
                 self._outer[name], loop = loop, name
                 self.entries[name].append(node.name)
-            elif node.op == "Exit":
+            elif node.op in _EXITS:
                 loop = self._outer[loop] if loop is not None else None
             elif node.op == "LoopCond" and loop is not None:
                 self._conditions[loop] = graph.inputs(node)[0]
@@ -60,7 +64,7 @@ class LoopRounds:
 
     def left_by(self, node: node_def_pb2.NodeDef) -> str | None:
         """Returns the loop that an Exit ends; None for other nodes."""
-        return self.loop_of.get(graph_lib.node_of(node.input[0])) if node.op == "Exit" else None
+        return self.loop_of.get(graph_lib.node_of(node.input[0])) if node.op in _EXITS else None
 
     def in_order(self) -> list[node_def_pb2.NodeDef]:
         """Returns the nodes in topological order, so that what leaves a loop comes after all that enters it."""
@@ -69,9 +73,9 @@ class LoopRounds:
         sources: dict[str, set[str]] = {}
         for node in self._graph.ordered:
             sources[node.name] = set(map(graph_lib.node_of, node.input))
-            if node.op == "Merge":  # does not wait for the back edge of a loop
+            if node.op in _MERGES:  # does not wait for the back edge of a loop
                 sources[node.name] -= {name for name in sources[node.name]
-                                       if self._graph.node(name).op == "NextIteration"}
+                                       if self._graph.node(name).op in _BACK}
             if (ended := self.left_by(node)) is not None:
                 sources[node.name].update(self.entries[ended])
         return [self._graph.node(name) for name in graphlib.TopologicalSorter(sources).static_order()]
@@ -90,8 +94,8 @@ class LoopRounds:
         if loop not in self._known_rounds:
             self._known_rounds[loop] = 0  # should its condition depend on itself
             condition = self._conditions.get(loop)
-            self._known_rounds[loop] = (0 if condition is None else self._most(condition) or 0) * self._of_loop(
-                self._outer[loop])
+            most = 0 if condition is None else self._most(condition) or 0
+            self._known_rounds[loop] = (most if 0 < most <= _MOST_ROUNDS else 0) * self._of_loop(self._outer[loop])
         return self._known_rounds[loop]
 
     def _most(self, condition: str) -> int | None:
@@ -104,25 +108,25 @@ class LoopRounds:
 
     def _counts(self, tensor: str) -> bool:
         """Returns whether a tensor of a loop counts its rounds from 0."""
-        merge = self._source(tensor, ("Identity", "Switch"))
-        if merge.op != "Merge":
+        merge = self._source(tensor, _SAME)
+        if merge.op not in _MERGES:
             return False
         backs: list[str] = []
         begins: list[str] = []
         for name in self._graph.inputs(merge):
-            (backs if self._graph.node(name).op == "NextIteration" else begins).append(name)
+            (backs if self._graph.node(name).op in _BACK else begins).append(name)
         if len(backs) != 1 or len(begins) != 1 or self._constant(begins[0]) != 0:
             return False
         added = self._source(self._graph.inputs(self._graph.node(backs[0]))[0], ("Identity",))
         summands = self._graph.inputs(added)
         return added.op in ("Add", "AddV2") and any(
-            self._constant(one) == 1 and self._source(other, ("Identity", "Switch")) is merge
+            self._constant(one) == 1 and self._source(other, _SAME) is merge
             for one, other in (summands, reversed(summands)))
 
     def _value(self, tensor: str) -> int | None:
         """Returns the value of a number that does not change within a loop; None if it is unknown."""
         node = self._source(tensor, _PASSES_ON)
-        if node.op != "Exit":
+        if node.op not in _EXITS:
             return self._constant(node.name)
         loop = self.left_by(node)
         if loop is None or self._outer[loop] is not None or not self._counts(self._graph.inputs(node)[0]):
@@ -130,19 +134,19 @@ class LoopRounds:
         return self._of_loop(loop) or None
 
     def _constant(self, tensor: str) -> int | None:
-        node = self._source(tensor, ("Enter", "Identity"))
+        node = self._source(tensor, (*_ENTERS, *_SAME))
         value = self._graph.constant(node.name)
         return int(value) if value is not None and value.ndim == 0 and value.dtype.kind in "iu" else None
 
     def _pushed(self, handle: str) -> str | None:
         """Returns a tensor that a loop before this one appends to a list in each round; None if there is none."""
         ended = self._source(handle, _PASSES_ON)
-        if ended.op != "Exit":
+        if ended.op not in _EXITS:
             return None
-        merge = self._source(self._graph.inputs(ended)[0], ("Identity", "Switch"))
+        merge = self._source(self._graph.inputs(ended)[0], _SAME)
         for name in self._graph.inputs(merge):
             node = self._graph.node(name)
-            if node.op == "NextIteration":
+            if node.op in _BACK:
                 appended = self._source(self._graph.inputs(node)[0], ("Identity",))
                 if appended.op == "TensorListPushBack":
                     return self._graph.inputs(appended)[1]
@@ -152,6 +156,8 @@ class LoopRounds:
         """Returns the node from which a tensor comes through nodes of some ops; into a loop, that is from before it."""
         node = self._graph.node(tensor)
         while node.op in ops:  # ends: without NextIteration, there are no cycles
-            names = [name for name in self._graph.inputs(node) if self._graph.node(name).op != "NextIteration"]
+            names = [name for name in self._graph.inputs(node) if self._graph.node(name).op not in _BACK]
+            if not names:  # a Merge that nothing enters
+                break
             node = self._graph.node(names[0])
         return node
