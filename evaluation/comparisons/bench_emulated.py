@@ -169,14 +169,15 @@ def table(results):
     for entry in results:
         run, rows = entry["run"], {row["system"]: row for row in entry["results"]}
         model = run["model"] + ("" if run["profile"] else ", computed")
-        ours = rows["poseidon"]["step"]["median_ms"]
+        first = rows.get("poseidon") or rows[run["systems"]]
+        ours = first["step"]["median_ms"]
         cells = []
         for system in systems:
             milliseconds = rows[system]["step"]["median_ms"] if system in rows else None
             cells.append("" if milliseconds is None else f"{milliseconds:,.0f}" if system in ("single", "poseidon")
                          else f"{milliseconds:,.0f} ({milliseconds / ours:.2f})")
         lines.append([model, *(f"{run[key]:g}" for key in ("hosts", "ranks_per_host", "gbps", "dilation", "shrink")),
-                      *cells, f"{rows['poseidon']['to_bound']:.2f}"])
+                      *cells, f"{first['to_bound']:.2f}"])
     return "\n".join(output.markdown_table(header, lines))
 
 

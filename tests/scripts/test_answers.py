@@ -1,15 +1,53 @@
-"""docs/answers.md: its cells are what explain says."""
+"""docs/answers.md: forty models, whose cells are what explain says; and the page has what is stored."""
 
+import itertools
+import json
 import resource
 
 import keras
 import pytest
 
+from evaluation import modules
+from evaluation.answers import answer_page
 from evaluation.answers import cells as cells_lib
 from evaluation.answers import trained_model
+from evaluation.answers import trained_models
 from evaluation.answers import unallocated_variables
 import tf_poseidon as poseidon
 from tf_poseidon.explanations import prospects
+
+STORED = modules.RESULTS / "answers.json"
+
+
+# ---- what is stored --------------------------------------------------------------------------------------------------
+
+def test_forty_models_have_an_answer_for_each_cluster():
+    stored = cells_lib.read(STORED)
+    assert [model["name"] for model in stored] == list(trained_models.MODELS) and len(stored) == 40
+    cells = list(itertools.product(cells_lib.HOSTS, cells_lib.GBPS, cells_lib.ACCELERATORS))
+    for model in stored:
+        assert [(row["hosts"], row["gbps"], row["accelerator"]) for row in model["rows"]] == cells
+        for row in model["rows"]:
+            case = model["name"], row
+            # "auto" is behind no other policy, and before nothing possible; times have four digits.
+            assert max(row["ps"], 0.999 * row["all_reduce"]) <= 1.001 * row["speed_up"], case
+            assert row["speed_up"] <= 1.001 * row["at_most"] <= 1.002 * row["hosts"], case
+            assert sum(row["shares"].values()) == pytest.approx(1, abs=1e-3), case
+
+
+def test_the_page_has_what_is_stored():
+    page = (modules.ROOT / "docs" / "answers.md").read_text()
+    stored = cells_lib.read(STORED)
+    checked = answer_page.checks(stored, json.loads((modules.RESULTS / "answers_emulated.json").read_text()))
+    assert len(checked) == 20
+    assert answer_page.filled(page, stored, checked) == page
+
+
+def test_what_is_written_is_read(tmp_path):
+    stored = cells_lib.read(STORED)
+    cells_lib.write(tmp_path / "answers.json", stored)
+    assert (tmp_path / "answers.json").read_text() == STORED.read_text()
+
 
 # ---- how it is made --------------------------------------------------------------------------------------------------
 
