@@ -24,7 +24,6 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.base import minimum_cut
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
-from tf_poseidon.graph_passes.graph import loop_rounds
 from tf_poseidon.graph_passes.graph import tensors
 from tf_poseidon.graph_passes.graph.tensors import canonical
 from tf_poseidon.graph_passes.graph.tensors import tensor_of
@@ -51,7 +50,7 @@ _BEHIND_PRODUCT = (*_SCALES, "Reshape", "Cast")
 _SUMS = ("Add", "AddV2", "AddN")
 # The bytes that take as long as a message has to by itself.
 _MESSAGE = 256
-# How many iterations a loop is expected to have, if nothing says that it has more; of a few, each would have to wait.
+# How many iterations a loop is expected to have.
 _ITERATIONS = 100
 # More than any exchange costs, of which the shape is known; and more than all exchanges of a graph.
 _UNKNOWN, _NEVER = 1 << 64, 1 << 128
@@ -80,7 +79,6 @@ class _Network:
     def __init__(self, sizes: Sizes, late: Propagated, fetches: Iterable[str], kept: Iterable[str]) -> None:
         self._sizes = sizes
         self._graph = sizes.graph
-        self._rounds = loop_rounds.LoopRounds(sizes.graph)
         self._late = late
         self._fetched = set(map(canonical, fetches))
         self._read_outside = {*map(graph_lib.node_of, self._fetched), *map(graph_lib.node_of, kept)}
@@ -171,7 +169,7 @@ class _Network:
         num_bytes = itemsize * math.prod(shape)
         if other_bytes is not None:
             num_bytes = min(num_bytes, other_bytes)
-        iterations = max(self._rounds.of(node.name), _ITERATIONS ** self._late.frames[node.name].depth)
+        iterations = _ITERATIONS ** self._late.frames[node.name].depth
         return 2 * iterations * (_MESSAGE + round(num_bytes)) + (node.op in _SCALES)
 
     def _itemsizes(self) -> dict[str, int]:
