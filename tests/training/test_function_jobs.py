@@ -4,6 +4,7 @@ import _thread
 import atexit
 import contextlib
 import itertools
+import linecache
 import os
 import pathlib
 import resource
@@ -91,6 +92,17 @@ def test_what_has_failed_first_is_raised(function, kind, message, monkeypatch, c
     assert "signal" in message or "has ended" in message or "Traceback (most recent call last)" in text.partition(
         "direct cause")[0]
     assert "Traceback" not in capfd.readouterr().err  # it is raised, and not printed besides
+
+
+def test_traceback_has_the_source_of_cells():
+    source = "def fails():\n    raise ValueError('wrong')  # of a cell\n"
+    linecache.cache["<cell 7>"] = (len(source), None, source.splitlines(keepends=True), "<cell 7>")
+    cell = {"__name__": "__main__"}
+    exec(compile(source, "<cell 7>", "exec"), cell)
+    with pytest.raises(ValueError) as raised:
+        poseidon.run(cell["fails"], ranks=1)
+    frame = 'File "<cell 7>", line 2, in fails\n    raise ValueError(\'wrong\')  # of a cell\n'
+    assert str(raised.value.__cause__).count(frame) == 1
 
 
 def greeted(listener, rank):

@@ -57,6 +57,7 @@ def test_fault_ends_the_job_with_name_rank_and_size(fault, policy, way, message)
 def test_steps_are_compared_as_the_optimizer_leaves_them(method, name):
     right, wrong = (run(fault, "auto", way=(method,)) for fault in ("none", "shapes"))
     assert right.status == 0, right.output
+    assert ("verify has compared every 2 steps, gradients with plain sums" in right.output) == (method == "fit")
     assert wrong.status != 0
     assert re.search(rf"verify: '{name}' has computed other values than one process: (output|variable) .* times the "
                      "rounding bound", wrong.own_lines[-1]), wrong.own_lines[-1]

@@ -96,7 +96,7 @@ def train_on_similarities(strategy, way):
         model = keras.Sequential([keras.Input((3,)), Similarities(3)])
         model.compile(keras.optimizers.Adam(0.1))
     if way == "fit":
-        model.fit(x, batch_size=len(x), epochs=4, verbose=0)
+        model.fit(x, batch_size=len(x), epochs=4, verbose=0, callbacks=[poseidon.Summary()])
         return
 
     @poseidon.distribute

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import contextlib
 import inspect
 import itertools
+import linecache
 import math
 import os
 import pickle
@@ -53,6 +54,9 @@ _TAIL = 4000  # characters of the output's end that may hold hydra's banner
 _KILLED = re.compile(r"EXIT STRING: [^\n]*\(signal (\d+)\)")
 _BANNER = re.compile(r"\n?^={20,}\n=   BAD TERMINATION.*?^={20,}\n(YOUR APPLICATION TERMINATED.*\n)?"
                      r"(This typically refers.*\n)?(Please see the FAQ.*\n)?", re.MULTILINE | re.DOTALL)
+
+# A frame of a traceback whose line of source is missing.
+_BARE_FRAME = re.compile(r'^  File "(.+)", line (\d+), in .*\n(?!    )', re.MULTILINE)
 
 
 class RemoteTraceback(Exception):
@@ -380,8 +384,14 @@ def _raised(failed: FailedRank) -> Exception:
             error = pickle.loads(failure.pickled)
     if not isinstance(error, Exception):
         error = JobError(f"Rank {rank} on {host} failed: {failure.text}")
-    error.__cause__ = RemoteTraceback(f"Rank {rank} on {host}:\n{failure.trace}")
+    error.__cause__ = RemoteTraceback(f"Rank {rank} on {host}:\n{_BARE_FRAME.sub(_with_source, failure.trace)}")
     return error
+
+
+def _with_source(frame: re.Match[str]) -> str:
+    """Returns a frame with its line of source, if that is known here: cells of notebooks are in no file."""
+    line = linecache.getline(frame[1], int(frame[2])).strip()
+    return f"{frame[0]}    {line}\n" if line else frame[0]
 
 
 def _lost(first: LostRank, failures: Sequence[FailedRank], status: int, tail: str) -> JobError:
