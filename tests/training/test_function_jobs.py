@@ -95,14 +95,19 @@ def test_what_has_failed_first_is_raised(function, kind, message, monkeypatch, c
 
 
 def test_traceback_has_the_source_of_cells():
-    source = "def fails():\n    raise ValueError('wrong')  # of a cell\n"
-    linecache.cache["<cell 7>"] = (len(source), None, source.splitlines(keepends=True), "<cell 7>")
-    cell = {"__name__": "__main__"}
-    exec(compile(source, "<cell 7>", "exec"), cell)
+    """Of functions that the one that is called names, too; but not of two with the same name and line."""
+    cells = {"__name__": "__main__"}
+    for file, source in {"<cell 1>": "def fails():\n    raise ValueError('wrong')  # of a cell\n",
+                         "<cell 2>": "def twice(): fails()\nfirst = twice\n", "<cell 3>": "def twice(): first()\n",
+                         "<cell 4>": "def train():\n    [twice() for _ in range(2)]\n"}.items():
+        linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+        exec(compile(source, file, "exec"), cells)
     with pytest.raises(ValueError) as raised:
-        poseidon.run(cell["fails"], ranks=1)
-    frame = 'File "<cell 7>", line 2, in fails\n    raise ValueError(\'wrong\')  # of a cell\n'
-    assert str(raised.value.__cause__).count(frame) == 1
+        poseidon.run(cells["train"], ranks=1)
+    trace = str(raised.value.__cause__)
+    assert 'File "<cell 1>", line 2, in fails\n    raise ValueError(\'wrong\')  # of a cell\n' in trace
+    assert 'File "<cell 4>", line 2, in train\n    [twice() for _ in range(2)]\n' in trace
+    assert trace.count('File "<dynamic-code>", line 1, in twice\n') == 2
 
 
 def greeted(listener, rank):

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import contextlib
 import inspect
 import itertools
-import linecache
 import math
 import os
 import pickle
@@ -37,6 +36,7 @@ from tf_poseidon.errors import shown
 from tf_poseidon.job import log_lines
 from tf_poseidon.job.function_jobs import rank_listener
 from tf_poseidon.job.function_jobs import rank_messages
+from tf_poseidon.job.function_jobs import source_lines
 from tf_poseidon.job.function_jobs.rank_listener import FailedRank
 from tf_poseidon.job.function_jobs.rank_listener import LostRank
 from tf_poseidon.job.function_jobs.rank_listener import RankListener
@@ -54,9 +54,6 @@ _TAIL = 4000  # characters of the output's end that may hold hydra's banner
 _KILLED = re.compile(r"EXIT STRING: [^\n]*\(signal (\d+)\)")
 _BANNER = re.compile(r"\n?^={20,}\n=   BAD TERMINATION.*?^={20,}\n(YOUR APPLICATION TERMINATED.*\n)?"
                      r"(This typically refers.*\n)?(Please see the FAQ.*\n)?", re.MULTILINE | re.DOTALL)
-
-# A frame of a traceback whose line of source is missing.
-_BARE_FRAME = re.compile(r'^  File "(.+)", line (\d+), in .*\n(?!    )', re.MULTILINE)
 
 
 class RemoteTraceback(Exception):
@@ -108,7 +105,8 @@ def run(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[
     """
     kwargs = dict(kwargs or {})
     _check(function, args, ranks, hosts, restarts, timeout_s)
-    job = _FunctionJob(_pickled(function, tuple(args), kwargs, all_results), environment or {}, timeout_s)
+    call = _pickled(function, tuple(args), kwargs, all_results)
+    job = _FunctionJob(function, call, environment or {}, timeout_s)
     launching.repeat(job.attempt, ranks, hosts, restarts, mpiexec,
                      lambda text: print(f"poseidon.run: {text}", file=sys.stderr, flush=True))
     return job.outcome(all_results)
@@ -176,7 +174,9 @@ def _unpicklable(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Ma
 class _FunctionJob:
     """A call on all ranks, which a failed job repeats."""
 
-    def __init__(self, call: bytes, environment: Mapping[str, str], timeout_s: float | None) -> None:
+    def __init__(self, function: Callable[..., Any], call: bytes, environment: Mapping[str, str],
+                 timeout_s: float | None) -> None:
+        self._function = function
         self._call = call
         self._timeout_s = timeout_s
         self._last = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -212,7 +212,7 @@ class _FunctionJob:
             self._error = JobError(f"{late} when the timeout_s={self._timeout_s:g} of poseidon.run had passed, and "
                                    "the job was ended; see what was printed, or give it more time.")
             return job.status or 1, True
-        self._error = _first_cause(listener, start.ranks, job.status, output.tail)
+        self._error = _first_cause(listener, start.ranks, job.status, output.tail, self._function)
         failed = bool(listener.failures)  # of which mpiexec knows at most that other ranks were ended for it
         return 1 if failed else job.status or int(self._error is not None), False
 
@@ -358,13 +358,14 @@ def _write(name: str, text: str) -> None:
     stream.flush()
 
 
-def _first_cause(listener: RankListener, ranks: int, status: int, tail: str) -> Exception | None:
-    """Returns why a job has failed, None if it has not."""
+def _first_cause(listener: RankListener, ranks: int, status: int, tail: str,
+                 function: Callable[..., Any]) -> Exception | None:
+    """Returns why a job that calls a function has failed, None if it has not."""
     first = listener.first_cause()
     if isinstance(first, FailedRank):
-        return _raised(first)
+        return _raised(first, function)
     if first is not None:
-        return _lost(first, listener.failures, status, tail)
+        return _lost(first, listener.failures, status, tail, function)
     missing = ranks - len(listener.results)
     if missing:
         return JobError(f"The job has ended with status {status} before {missing} of {ranks} ranks had called the "
@@ -375,8 +376,8 @@ def _first_cause(listener: RankListener, ranks: int, status: int, tail: str) -> 
     return None
 
 
-def _raised(failed: FailedRank) -> Exception:
-    """Returns the exception of a rank, whose cause shows where it came from."""
+def _raised(failed: FailedRank, function: Callable[..., Any]) -> Exception:
+    """Returns the exception that a function has raised on a rank; its cause shows where it came from."""
     (rank, host), failure = failed
     error: object = None
     if failure.pickled is not None:
@@ -384,23 +385,19 @@ def _raised(failed: FailedRank) -> Exception:
             error = pickle.loads(failure.pickled)
     if not isinstance(error, Exception):
         error = JobError(f"Rank {rank} on {host} failed: {failure.text}")
-    error.__cause__ = RemoteTraceback(f"Rank {rank} on {host}:\n{_BARE_FRAME.sub(_with_source, failure.trace)}")
+    error.__cause__ = RemoteTraceback(
+        f"Rank {rank} on {host}:\n{source_lines.completed(failure.trace, function)}")
     return error
 
 
-def _with_source(frame: re.Match[str]) -> str:
-    """Returns a frame with its line of source, if that is known here: cells of notebooks are in no file."""
-    line = linecache.getline(frame[1], int(frame[2])).strip()
-    return f"{frame[0]}    {line}\n" if line else frame[0]
-
-
-def _lost(first: LostRank, failures: Sequence[FailedRank], status: int, tail: str) -> JobError:
+def _lost(first: LostRank, failures: Sequence[FailedRank], status: int, tail: str,
+          function: Callable[..., Any]) -> JobError:
     """Returns the error of a job of which a rank has left without a word; its cause is what others have said of it."""
     who = first.greeting
     if not first.has_ended:
         error = JobError(f"Rank {who.rank} on {who.host} has not been heard of any more, expected that the function "
                          "returns there; see whether its host is down, frozen or cut off.")
-        error.__cause__ = _raised(failures[0]) if failures else None
+        error.__cause__ = _raised(failures[0], function) if failures else None
         return error
     how = f"has ended before the function had returned, and the job with status {status}"
     said = _KILLED.search(tail)
