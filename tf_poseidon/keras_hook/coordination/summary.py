@@ -81,7 +81,7 @@ class Summary(keras.callbacks.Callback):
                       for rank, seconds in after.get("waited_for", {}).items()}
         self.text = summary(getattr(strategy, "num_replicas_in_sync", 1), self._steps, self._seconds,
                             data - self._in_tests, waited, waited_for, getattr(strategy, "plan", None),
-                            "TF_POSEIDON_EMULATED_GBPS" in os.environ, self._verified_every())
+                            "TF_POSEIDON_EMULATED_GBPS" in os.environ) + self._verified()
         print(self.text, flush=True)
 
     def _stats(self) -> dict[str, Any]:
@@ -89,15 +89,17 @@ class Summary(keras.callbacks.Callback):
         stats = getattr(self.model.distribute_strategy, "stats", None)
         return stats() if stats else {}
 
-    def _verified_every(self) -> int:
-        """Returns after how many steps verify mode compares; 0 without it, or if this `fit` had fewer."""
+    def _verified(self) -> str:
+        """Returns a line on verify mode, whose first difference ends the job; "" if it has compared nothing."""
         job = getattr(self.model.distribute_strategy.extended, "job", None)
-        every = job.verifier.every if job is not None and job.verifier is not None else 0
-        return every if every <= self._steps else 0
+        if job is None or job.verifier is None or job.verifier.every > self._steps:
+            return ""
+        return (f"\nverify has compared every {job.verifier.every} steps, gradients with plain sums and weights between "
+                "ranks: no difference")
 
 
 def summary(ranks: int, steps: int, seconds: float, data: float, waited: float, waited_for: dict[int, float],
-            plan: planning.Plan | None, is_emulated: bool = False, verified_every: int = 0) -> str:
+            plan: planning.Plan | None, is_emulated: bool = False) -> str:
     """Returns what `Summary` prints.
 
     Args:
@@ -109,17 +111,12 @@ def summary(ranks: int, steps: int, seconds: float, data: float, waited: float, 
         waited_for: By rank, how long exchanges have waited for it last.
         plan: The `Plan` of the steps; None if unknown.
         is_emulated: Whether `tf-poseidon emulate` runs the job.
-        verified_every: After how many steps verify mode has compared, and found no difference: it would have ended
-            the job. 0 if it has not.
     """
     step = seconds / steps
     where = f"on {ranks} ranks" if ranks > 1 else "in one process"
     lines = [f"{steps} steps of {duration(step)} {where}, after the first"]
     if ranks == 1:
         return lines[0]
-    if verified_every:
-        lines.append(f"verify has compared every {verified_every} steps, gradients with plain sums and weights between "
-                     "ranks: no difference")
     of_data = min(max(data / seconds, 0.0), 1.0)
     if of_data >= _NOTICEABLE:
         lines.append(f"of a step {duration(data / steps)} ({100 * of_data:.2g} %) wait for data"
