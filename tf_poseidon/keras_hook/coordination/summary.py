@@ -94,8 +94,8 @@ class Summary(keras.callbacks.Callback):
         job = getattr(self.model.distribute_strategy.extended, "job", None)
         if job is None or job.verifier is None or job.verifier.every > self._steps:
             return ""
-        return (f"\nverify has compared every {job.verifier.every} steps, gradients with plain sums and weights between "
-                "ranks: no difference")
+        return (f"\nverify has compared every {job.verifier.every} steps, gradients with plain sums and weights "
+                "between ranks: no difference")
 
 
 def summary(ranks: int, steps: int, seconds: float, data: float, waited: float, waited_for: dict[int, float],
