@@ -45,7 +45,7 @@ def mpiexec(tmp_path):
 @pytest.mark.parametrize("ends, hosts, restarts, status, calls, told", [
     ([0], (), 3, 0, ["-n 4 train"], []),
     ([7], (), 0, 7, ["-n 4 train"], ["status 7, and --restarts=0 does not let it start again"]),
-    ([1, "kill9", 0], (), 2, 0, ["-n 4 train"] * 3, ["status 1; it starts again on 4 ranks (1 more restarts)",
+    ([1, "kill9", 0], (), 2, 0, ["-n 4 train"] * 3, ["status 1; it starts again on 4 ranks (1 more restart)",
                                                      "status 137 (SIGKILL); it starts again on 4 ranks (0 more"]),
     ([1, 2], (), 1, 2, ["-n 4 train"] * 2, ["status 1; it starts again", "status 2, and --restarts=1 does not"]),
     ([1, 0], ("a", "gone", "b"), 1, 0, ["-n 4 -hosts a:2,gone:1,b:1 train", "-n 3 -hosts a:2,b:1 train"],
@@ -100,7 +100,7 @@ def test_job_ends_with_the_command(tmp_path, number, status):
 
 @pytest.mark.parametrize("arguments, status, message", [
     (["-n", "2"], 2, "there is no program; give run a command"), (["-n", "0", "--", "true"], 2, "expected at least 1"),
-    (["--", "sh", "-c", "exit 9"], 9, "the job ended with status 9 (SIGKILL), and"),
+    (["--", "sh", "-c", "exit 9"], 9, "the job ended with status 9 (SIGKILL, which also ends the other "),
     (["--", "sh", "-c", "exit 5"], 5, "the job ended with status 5, and"), (["--", "true"], 0, "")])
 def test_run_command_ends_with_the_status_of_its_program(arguments, status, message):
     ended = subprocess.run([COMMAND, "run", *arguments], capture_output=True, text=True, timeout=60)

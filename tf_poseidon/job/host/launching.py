@@ -173,8 +173,9 @@ def repeat(attempt: Callable[[Start], tuple[int, bool]], ranks: int, hosts: Sequ
                 tell(f"{ended}; there is no host left.")
                 break
             ranks = sum(places.values())
-        tell(f"{ended}; it starts again on {ranks} ranks{f' of {_listed(list(places))}' if places else ''} "
-             f"({left - 1} more restarts).")
+        tell(f"{ended}; it starts again on {ranks} rank{'s' if ranks > 1 else ''}"
+             f"{f' of {_listed(list(places))}' if places else ''} "
+             f"({left - 1} more restart{'s' if left != 2 else ''}).")
         time.sleep(1)  # a fault that comes back at once should not fill a disk with logs
     return status
 
@@ -246,6 +247,8 @@ def _watch(launcher: str, hosts: Sequence[str], gone: threading.Event, ended: th
 def _named(status: int) -> str:
     """Returns a job's status, with the signal of which it tells: MPICH's mpiexec gives its number, others 128 more."""
     name = _SIGNALS.get(status - 128 if status > 128 else status)
+    if status == signal.SIGKILL:
+        name = "SIGKILL, which also ends the other ranks when one fails; the cause is above"
     return f"status {status} ({name})" if name else f"status {status}"
 
 
