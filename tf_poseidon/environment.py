@@ -27,7 +27,7 @@ R = TypeVar("R")
 PREFIX = "TF_POSEIDON_"
 # Variables that are no options of a strategy.
 _OTHERS = ("ACCELERATOR", "CALLER", "CALLER_KEY", "CUDA", "EMULATED_GBPS", "FIRST_STEP", "INTERFACE", "JOB", "LOGS",
-           "PORT_RANGE", "RESTARTS", "TENSORFLOW")
+           "OPENMETRICS_PATH", "PORT_RANGE", "RESTARTS", "TENSORFLOW")
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
 
 

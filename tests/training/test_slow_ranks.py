@@ -8,8 +8,10 @@ import pytest
 SECONDS, SLOW_AFTER, STEPS = 0.04, 20, 60  # of train_with_straggler.py
 
 
-def train(tmp_path, how, factor, ranks=3):
-    launch.run_ok(["train_with_straggler.py", how, str(factor), str(tmp_path)], ranks, timeout_s=90)
+def train(tmp_path, how, factor, ranks=3, has_metrics=False):
+    environment = {"TF_POSEIDON_OPENMETRICS_PATH": str(tmp_path / "{job}-{rank}.prom"), "TF_POSEIDON_JOB": "5"}
+    launch.run_ok(["train_with_straggler.py", how, str(factor), str(tmp_path)], ranks, timeout_s=90,
+                  environment=environment if has_metrics else {})
     return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(max(ranks, 1))]
 
 
@@ -17,7 +19,7 @@ def train(tmp_path, how, factor, ranks=3):
 def test_the_slow_rank_is_named(how, factor, tmp_path):
     if how == "fit":
         pytest.importorskip("prometheus_client")
-    reports = train(tmp_path, how, factor)
+    reports = train(tmp_path, how, factor, has_metrics=how == "fit")
     straggler, = (each for each in reports[0]["stragglers"] if each["rank"] == 2)
     assert straggler["cause"] == ("input" if how == "input" else "arithmetic")
     assert straggler["since_step"] <= SLOW_AFTER + 10  # or before, where another program has slowed it down
@@ -43,6 +45,7 @@ def test_the_slow_rank_is_named(how, factor, tmp_path):
     if how == "fit":
         for rank in range(3):
             check_metrics((tmp_path / f"{rank}.prom").read_text(), rank)
+        assert not list(tmp_path.glob("5-*.prom"))  # the program says where they go
 
 
 def check_logs(logs, expected, how):
@@ -70,7 +73,11 @@ def check_metrics(text, rank):
 
 
 def test_equal_ranks_are_no_stragglers(tmp_path):
-    reports = train(tmp_path, "callback", 1, ranks=2)
+    pytest.importorskip("prometheus_client")
+    reports = train(tmp_path, "callback", 1, ranks=2, has_metrics=True)
+    for rank in range(2):  # where the environment says
+        steps = f'\ntf_poseidon_steps_total{{job_name="5",rank="{rank}"}} {STEPS - 1}.0\n'
+        assert steps in (tmp_path / f"5-{rank}.prom").read_text()
     assert not reports[0]["stragglers"] and not any(" costs " in text for _, text in reports[0]["warnings"])
 
 

@@ -30,6 +30,7 @@ class RankCounts:
         speedup: How many times as fast as one process these steps were, which has the work of all ranks; None if no
             step was made.
         restarts: How often `tf-poseidon run` has started the job again.
+        job: The name of the job, a label; None if it has none. Two jobs of a host are told apart by it.
     """
 
     rank: int
@@ -42,6 +43,7 @@ class RankCounts:
     stragglers: Sequence[Mapping[str, Any]]
     speedup: float | None = None
     restarts: int = 0
+    job: str | None = None
 
 
 _COUNTERS = (  # the field, and its unit, which its name ends with
@@ -82,29 +84,30 @@ class OpenMetrics:
         counts = self.counts
         if counts is None:
             return
-        rank = str(counts.rank)
+        own = {"rank": str(counts.rank)} | ({"job_name": counts.job} if counts.job else {})  # "job" is Prometheus' own
         for field, unit, text in _COUNTERS:
-            counter = core.CounterMetricFamily(f"tf_poseidon_{field}", text, labels=["rank"], unit=unit)
-            counter.add_metric([rank], getattr(counts, field))
+            counter = core.CounterMetricFamily(f"tf_poseidon_{field}", text, labels=[*own], unit=unit)
+            counter.add_metric([*own.values()], getattr(counts, field))
             yield counter
         late = core.CounterMetricFamily("tf_poseidon_late_seconds", "How much later than those of the median rank the "
-                                        "parts of a rank came.", labels=["rank", "late_rank"], unit="seconds")
+                                        "parts of a rank came.", labels=[*own, "late_rank"], unit="seconds")
         for number, seconds in counts.late_seconds.items():
-            late.add_metric([rank, str(number)], seconds)
+            late.add_metric([*own.values(), str(number)], seconds)
         yield late
         share = core.GaugeMetricFamily("tf_poseidon_straggler_share_ratio", "Which share of each step a rank costs the "
-                                       "others.", labels=["rank", "straggler", "host", "cause"], unit="ratio")
+                                       "others.", labels=[*own, "straggler", "host", "cause"], unit="ratio")
         for straggler in counts.stragglers:
-            share.add_metric([rank, str(straggler["rank"]), straggler["host"], straggler["cause"]], straggler["share"])
+            whose = str(straggler["rank"]), straggler["host"], straggler["cause"]
+            share.add_metric([*own.values(), *whose], straggler["share"])
         yield share
         restarts = core.GaugeMetricFamily("tf_poseidon_restarts", "How often the job was started again.",
-                                          labels=["rank"])
-        restarts.add_metric([rank], counts.restarts)
+                                          labels=[*own])
+        restarts.add_metric([*own.values()], counts.restarts)
         yield restarts
         if counts.speedup is not None:
             speedup = core.GaugeMetricFamily("tf_poseidon_speedup_ratio", "How many times as fast as one process these "
-                                             "steps were.", labels=["rank"], unit="ratio")
-            speedup.add_metric([rank], counts.speedup)
+                                             "steps were.", labels=[*own], unit="ratio")
+            speedup.add_metric([*own.values()], counts.speedup)
             yield speedup
 
     def text(self) -> bytes:

@@ -4,6 +4,8 @@ Tests: tests/training/test_slow_ranks.py.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
 import importlib.util
 import logging
 import os
@@ -16,12 +18,14 @@ import tensorflow as tf
 
 from tf_poseidon.base import files
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.job import log_lines
 from tf_poseidon.job.host import launching
 from tf_poseidon.reports import open_metrics
 from tf_poseidon.stragglers import watch
 
 _log = logging.getLogger("tf_poseidon")
 
+PATH = "TF_POSEIDON_OPENMETRICS_PATH"  # the environment variable that names a file, for jobs whose programs name none
 _SECONDS = 5.0  # from one refreshing of OpenMetrics to the next; Prometheus asks every 15 s or more
 
 
@@ -121,6 +125,11 @@ class Communication(keras.callbacks.Callback):
             self._metrics.close()
 
     @property
+    def has_metrics(self) -> bool:
+        """Whether it writes, or serves, OpenMetrics."""
+        return self._metrics is not None
+
+    @property
     def _rank(self) -> int:
         return getattr(self.model.distribute_strategy, "rank", 0)
 
@@ -166,7 +175,7 @@ class Communication(keras.callbacks.Callback):
         self._metrics.counts = open_metrics.RankCounts(
             self._rank, int(steps), seconds, exposed, inputs, int(sent), self._late(),
             self._stats().get("stragglers", []), speedup(self._ranks, seconds, exposed, inputs) if steps else None,
-            int(os.environ.get(launching.RESTARTS, 0)))
+            int(os.environ.get(launching.RESTARTS, 0)), log_lines.job())
         if self._path is not None and (self._rank == 0 or "{rank}" in self._path):
             files.write(self._path.replace("{rank}", str(self._rank)), self._metrics.text())
 
@@ -176,6 +185,26 @@ class Communication(keras.callbacks.Callback):
         except OSError as error:
             _log.warning("%s cannot be written: %s; training goes on.", files.quoted(self._path), files.reason(error))
             self._path = None
+
+
+class EnvironmentMetrics(Communication):
+    """Writes OpenMetrics where the environment says so; what programs log of an epoch stays as it is."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch)
+
+
+def of_environment(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+    """Returns what writes OpenMetrics in `fit` by the environment, unless one of the program's callbacks does."""
+    path = os.environ.get(PATH)
+    if not path or any(isinstance(callback, Communication) and callback.has_metrics for callback in callbacks):
+        return []
+    return [_of_path(path.replace("{job}", log_lines.job() or "job"))]
+
+
+@functools.cache  # counters go on from one `fit` to the next
+def _of_path(path: str) -> EnvironmentMetrics:
+    return EnvironmentMetrics(openmetrics_path=path)
 
 
 def speedup(ranks: int, seconds: float, exposed: float, inputs: float) -> float:

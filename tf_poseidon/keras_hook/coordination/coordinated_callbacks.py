@@ -38,7 +38,8 @@ _WRITERS = tuple(
                  "RemoteMonitor", "TensorBoard") if hasattr(keras.callbacks, name))
 
 # Classes whose batch methods read no logs; their subclasses may.
-_UNSEEING = {keras.callbacks.History, keras.callbacks.ProgbarLogger, communication.Communication, summary.Summary}
+_UNSEEING = {keras.callbacks.History, keras.callbacks.ProgbarLogger, communication.Communication,
+             communication.EnvironmentMetrics, summary.Summary}
 # The same of those that never stop training.
 _PASSIVE = {*_WRITERS, *_UNSEEING}
 
@@ -67,6 +68,8 @@ def coordinate(callbacks: Any, job: Job, method: str,
             return callbacks  # evaluate, called by fit
         callbacks = callbacks.callbacks
     callbacks = keras.tree.flatten(callbacks) if callbacks else []
+    if method == "fit":
+        callbacks = [*callbacks, *communication.of_environment(callbacks)]
     communicator = job.communicator
     if communicator.rank != 0:
         callbacks = [callback for callback in callbacks if not isinstance(callback, _WRITERS)]
