@@ -79,6 +79,16 @@ def one_of(flag, value, known):
     return known[value]
 
 
+def refuse_others(plan):
+    """Raises SystemExit if systems are compared that do not divide the weights that a plan divides."""
+    others = [name for name in _SYSTEM.value if name != "poseidon"]
+    if plan.divided and others:
+        raise SystemExit(
+            f"The plan '{_PLAN.value}' divides '{plan.divided[0].path}' among ranks, and has no gradient of it, which "
+            f" {', '.join(others)} would exchange, expected --system poseidon; for the others, make a plan that "
+            "divides none: tf-poseidon explain --policy ps --plan FILE.")
+
+
 def make_work():
     """Returns (a title; the `Work` to simulate; rows of each accelerator, None if unknown)."""
     if _PLAN.value:
@@ -86,6 +96,7 @@ def make_work():
         if not plan.operations:
             raise SystemExit(f"The plan '{_PLAN.value}' does not say how much arithmetic a step has, expected a "
                              "number of operations: make a new plan from a training graph.")
+        refuse_others(plan)
         seconds = plan.cluster.compute_seconds(plan.operations)
         return _PLAN.value, inputs.Work(
             plan.sites, plan.operations, _COMPUTE.value / 1e3 if _COMPUTE.value else seconds,

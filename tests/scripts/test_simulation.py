@@ -509,11 +509,15 @@ def test_command_simulates_a_plan_without_tensorflow(tmp_path):
     (["--gbps", "1,2", "--nodes", "3"], "gbps has 2 values, expected one for each of the 3 nodes"),
     (["--plan", "{plan}", "--json", "/nowhere/out"], "The file '/nowhere/out' cannot be written"),
     (["more"], "There is an argument 'more', expected flags only"),
+    (["--plan", "{divided}"], "divides 'head/kernel' among ranks, and has no gradient of it, which wfbp, horovod"),
 ])
 def test_command_refuses_in_a_sentence(arguments, message, tmp_path):
     plan = planning.make_plan([ONE], "ps", planning.Cluster(2), operations=3e9)
     plan.save(tmp_path / "plan.json")
-    done = simulate(*(argument.format(plan=tmp_path / "plan.json") for argument in arguments))
+    head = planning.DividedWeight("head/kernel", "float32", (4096, 50000), 1)
+    dataclasses.replace(plan, divided=(head,)).save(tmp_path / "divided.json")
+    done = simulate(*(argument.format(plan=tmp_path / "plan.json", divided=tmp_path / "divided.json")
+                      for argument in arguments))
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 
 
