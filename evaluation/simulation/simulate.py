@@ -85,7 +85,7 @@ def refuse_others(plan):
     if plan.divided and others:
         raise SystemExit(
             f"The plan '{_PLAN.value}' divides '{plan.divided[0].path}' among ranks, and has no gradient of it, which "
-            f" {', '.join(others)} would exchange, expected --system poseidon; for the others, make a plan that "
+            f"{', '.join(others)} would exchange, expected --system poseidon; for the others, make a plan that "
             "divides none: tf-poseidon explain --policy ps --plan FILE.")
 
 
