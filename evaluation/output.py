@@ -2,15 +2,23 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence
+import contextlib
 import dataclasses
+import importlib.metadata
 import json
+import os
 import pathlib
+import platform
+import shlex
+import sys
 from typing import Any
 from typing import TextIO
 
 from absl import flags
 import rich.console
 import rich.table
+
+_PACKAGES = "tf_poseidon", "tensorflow-cpu", "tensorflow", "keras", "mpich", "horovod", "numpy"
 
 
 def json_flag(default: str | None = None, what: str = "File for the results.") -> flags.FlagHolder[str | None]:
@@ -27,6 +35,16 @@ def write_json(path: str | pathlib.Path | None, values: Any) -> None:
     """Writes values, which may be dataclasses, as JSON, if there is a path."""
     if path:
         pathlib.Path(path).write_text(json.dumps(values, indent=1, default=dataclasses.asdict) + "\n")
+
+
+def made_by() -> dict[str, Any]:
+    """Returns with what results were made, so that they can be cited: the command, versions and the machine."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return {"command": shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]), "versions": versions,
+            "machine": platform.machine(), "processors": len(os.sched_getaffinity(0))}
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -367,7 +367,7 @@ def report(systems, measured, rebuild, cluster, rows):
     output.write_json(_JSON.value, {
         "model": _MODEL.value, "batch_size": rows, "compute": _COMPUTE.value, "dilation": dilation, "shrink": shrink,
         "bandwidth_gbps": gbps, "cluster": dataclasses.asdict(cluster),
-        "calibrated": dataclasses.asdict(poseidon.calibrate()), "results": results})
+        "calibrated": dataclasses.asdict(poseidon.calibrate()), "results": results, "made_by": output.made_by()})
 
 
 if __name__ == "__main__":

@@ -190,7 +190,8 @@ def main(arguments):
     rates = ", ".join(_GBPS.value)
     print_table(f"{title}; {rates} Gbit/s, {_LATENCY.value:g} µs; speed-up over one accelerator,\n"
                 "bytes sent plus received in a step", rows)
-    for path, value in ((_JSON.value, {"title": title, "results": rows, "flags": given_flags()}),
+    for path, value in ((_JSON.value, {"title": title, "results": rows, "flags": given_flags(),
+                                     "made_by": output.made_by()}),
                         (_TRACE.value, trace(traced))):
         try:
             output.write_json(path, value)

@@ -486,7 +486,9 @@ def test_command_simulates_a_plan_without_tensorflow(tmp_path):
          "--json", tmp_path / "out.json", "--trace", tmp_path / "trace.json"],
         env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "out.json").read_text())["results"]
+    written = json.loads((tmp_path / "out.json").read_text())
+    rows, made_by = written["results"], written["made_by"]
+    assert made_by["command"].startswith("simulate.py --plan ") and made_by["versions"]["tf_poseidon"]
     assert [(r["nodes"], r["system"]) for r in rows] == [
         (n, s) for n in (1, 2, 4) for s in ("poseidon-ps", "horovod")]
     assert rows[0]["step_ms"] == pytest.approx(30) and rows[0]["images_per_s"] == pytest.approx(32 / 0.03)
