@@ -49,6 +49,7 @@ def test_any_plan_has_advice_that_fits(policy, cluster):
     assert all(change.gain == 1 for change in found.changes if change.step_seconds == found.plan.step_seconds
                and "rows" not in change.name)
     assert all(len(line) <= 100 for line in str(found).splitlines())
+    assert ("--policy auto may divide" in str(found)) == (policy != "auto")
     halved = [change.name for change in found.changes if "workers with" in change.name]
     workers = found.plan.cluster.workers
     assert halved == ([] if workers % 2 else [f"{workers // 2} workers with 64 rows each"])

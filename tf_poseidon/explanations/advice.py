@@ -73,9 +73,10 @@ class Advice:
 
     def _policies(self) -> list[str]:
         rows = [("policy", "step", "speed-up", "bytes", "")]
+        notes = {prospects.ALL_REDUCE: "rings over dense gradients, as others have",
+                 "auto": "all weights whole; --policy auto may divide some", self.plan.policy: self._this_plan()}
         for each in self.policies:
-            note = ("rings over dense gradients, as others have" if each.name == prospects.ALL_REDUCE
-                    else self._this_plan() if each.name == self.plan.policy else "")
+            note = notes.get(each.name, "")
             rows.append((each.name, *_figures(each), texts.size(each.num_bytes), note))
         return ["", *tables.aligned(rows, left=(0, 4))]
 
