@@ -144,14 +144,23 @@ def repeated(rounds, condition=None):
     return step
 
 
-def nested():
-    """Multiplies 3 times in each of 5 rounds."""
-    weights = tf.compat.v1.placeholder(tf.float32, [WIDE, WIDE])
+def nested(inner, outer):
+    """Returns a function that multiplies `inner` times in each of `outer` rounds."""
+    def step():
+        weights = tf.compat.v1.placeholder(tf.float32, [WIDE, WIDE])
 
-    def body(value):
-        return tf.while_loop(lambda value: True, lambda value: [value @ weights], [value], maximum_iterations=3)
-    return tf.while_loop(lambda value: True, body, [tf.compat.v1.placeholder(tf.float32, [ROWS, WIDE])],
-                         maximum_iterations=5)
+        def body(value):
+            return tf.while_loop(lambda value: True, lambda value: [value @ weights], [value], maximum_iterations=inner)
+        return tf.while_loop(lambda value: True, body, [tf.compat.v1.placeholder(tf.float32, [ROWS, WIDE])],
+                             maximum_iterations=outer)
+    return step
+
+
+def huge():
+    """Multiplies large matrices in many rounds: 2 * 1000 * 2^42 operations."""
+    weights = tf.compat.v1.placeholder(tf.float32, [1 << 14, 1 << 14])
+    return tf.while_loop(lambda value: True, lambda value: [value @ weights], [
+        tf.compat.v1.placeholder(tf.float32, [1 << 14, 1 << 14])], maximum_iterations=1000)
 
 
 def mapped():
@@ -165,9 +174,11 @@ def mapped():
     (repeated(7, lambda value: tf.reduce_sum(value) < 1), 7 * 2 * ROWS * WIDE * WIDE),  # at most
     (repeated(2**31 - 1), 0),  # a limit that says nothing
     (repeated(None, lambda value: tf.reduce_sum(value) < 1), 0),  # nobody knows
-    (nested, 5 * 3 * 2 * ROWS * WIDE * WIDE),
+    (nested(3, 5), 5 * 3 * 2 * ROWS * WIDE * WIDE),
+    (nested(10**6, 10**6), 0),
+    (huge, 1 << 50),
     (mapped, ROWS * 2 * WIDE * WIDE * NARROW),
-], ids=["7 rounds", "7 or fewer", "no limit", "unknown", "nested", "map_fn"])
+], ids=["7 rounds", "7 or fewer", "no limit", "unknown", "nested", "nested without limit", "huge", "map_fn"])
 def test_operations_in_loops_count_in_each_round(step, operations):
     with tf.Graph().as_default() as graph:
         outputs = tf.nest.flatten(step())

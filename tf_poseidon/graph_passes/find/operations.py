@@ -26,6 +26,8 @@ from tf_poseidon.graph_passes.find import exchanges
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
 from tf_poseidon.graph_passes.graph import loop_rounds
 
+_MOST = 1 << 50  # of a node: sums over thousands fit 64 bits, and are the same on all machines
+
 _ShapeOf = Callable[[str], graph_lib.Shape | None]
 
 
@@ -193,7 +195,7 @@ def count(graph: graph_lib.Graph) -> Counts:
         if number:
             bit[node.name] = 1 << len(numbers)
             of_loop.update(dict.fromkeys(loops.loops_of(node.name), bit[node.name]))
-            numbers.append(number)
+            numbers.append(min(number, _MOST))
     bits_before: dict[str, int] = {}
     for node in loops.in_order():
         bits = bit.get(node.name, 0)

@@ -18,7 +18,7 @@ _ENTERS, _EXITS, _MERGES = ("Enter", "RefEnter"), ("Exit", "RefExit"), ("Merge",
 _BACK = ("NextIteration", "RefNextIteration")
 _SAME = ("Identity", "Switch", "RefIdentity", "RefSwitch")
 _PASSES_ON = (*_ENTERS, *_MERGES, *_SAME)
-_MOST_ROUNDS = 1_000_000  # a limit beyond says nothing
+_MOST_ROUNDS = 1_000_000  # a limit beyond says nothing, also by loops in loops
 
 
 class LoopRounds:
@@ -94,8 +94,8 @@ class LoopRounds:
         if loop not in self._known_rounds:
             self._known_rounds[loop] = 0  # should its condition depend on itself
             condition = self._conditions.get(loop)
-            most = 0 if condition is None else self._most(condition) or 0
-            self._known_rounds[loop] = (most if 0 < most <= _MOST_ROUNDS else 0) * self._of_loop(self._outer[loop])
+            rounds = 0 if condition is None else (self._most(condition) or 0) * self._of_loop(self._outer[loop])
+            self._known_rounds[loop] = rounds if 0 < rounds <= _MOST_ROUNDS else 0
         return self._known_rounds[loop]
 
     def _most(self, condition: str) -> int | None:
