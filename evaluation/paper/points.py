@@ -13,6 +13,7 @@ from evaluation.simulation import transfers
 
 EFFICIENCY = 0.94  # share of TCP's payload on Ethernet with frames of 1500 bytes
 LATENCY_US = 50.0
+_SAME_BYTES = 0.05  # emulated tensors are shrunk and rounded, and small ones are divided otherwise
 _EMULATED_AS = {"wfbp": "poseidon-ps"}  # names in emulated.json, where they are others than in inputs.SYSTEMS
 
 
@@ -78,6 +79,8 @@ def measure(point):
 def emulated(point, runs):
     """Returns the same of a point's emulated step, from the run that shrinks tensors least, {} without one.
 
+    A run whose bytes are others than those of the simulation had another plan, and says nothing of this one.
+
     Args:
         point: The `Point`.
         runs: The content of emulated.json.
@@ -90,6 +93,8 @@ def emulated(point, runs):
         return {}
     rows = {row["system"]: row for row in min(fitting, key=lambda run: run["run"]["shrink"])["results"]}
     step, payload = rows[name]["step"]["median_ms"], rows[name]["payload_bytes"]
+    if payload and not math.isclose(8e-9 * payload, measure(point)["gb_mean"], rel_tol=_SAME_BYTES):
+        return {}
     return _rounded({"step_ms": step, "speed_up": point.nodes * rows["single"]["step"]["median_ms"] / step,
                      **({"gb_mean": 8e-9 * payload} if payload else {})})
 
