@@ -18,6 +18,8 @@ from absl import flags
 import rich.console
 import rich.table
 
+flags.disclaim_key_flags()  # --help of a command lists those that it has defined by these functions
+
 _PACKAGES = "tf_poseidon", "tensorflow-cpu", "tensorflow", "keras", "mpich", "horovod", "numpy"
 
 

@@ -188,7 +188,8 @@ def main(arguments):
     except PoseidonError as error:
         raise SystemExit(str(error)) from error
     rates = ", ".join(_GBPS.value)
-    print_table(f"{title}; {rates} Gbit/s, {_LATENCY.value:g} µs; speed-up over one accelerator,\n"
+    share = f" of which {_EFFICIENCY.value:g} for payload," if _EFFICIENCY.value != 1 else ""
+    print_table(f"{title}; {rates} Gbit/s,{share} {_LATENCY.value:g} µs; speed-up over one accelerator,\n"
                 "bytes sent plus received in a step", rows)
     for path, value in ((_JSON.value, {"title": title, "results": rows, "flags": given_flags(),
                                      "made_by": output.made_by()}),
