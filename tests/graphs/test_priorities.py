@@ -13,6 +13,7 @@ from tf_poseidon.graph_passes.find import exchanges
 from tf_poseidon.graph_passes.find import operations as operations_lib
 from tf_poseidon.graph_passes.find import priorities
 from tf_poseidon.graph_passes.graph import indexed_graph as graph_lib
+from tf_poseidon.graph_passes.partition.preparation import inline
 
 LAYERS = ("first", "middle", "last")
 
@@ -163,6 +164,14 @@ def huge():
         tf.compat.v1.placeholder(tf.float32, [1 << 14, 1 << 14])], maximum_iterations=1000)
 
 
+def growing():
+    """Multiplies until a limit, which begins with 5 and grows: up to 100 times."""
+    weights = tf.compat.v1.placeholder(tf.float32, [WIDE, WIDE])
+    return tf.while_loop(lambda i, limit, value: i < limit,
+                         lambda i, limit, value: (i + 1, tf.minimum(limit + 1, 100), value @ weights),
+                         [0, 5, tf.compat.v1.placeholder(tf.float32, [ROWS, WIDE])])
+
+
 def mapped():
     """Multiplies each row by itself."""
     return tf.map_fn(lambda row: row @ tf.transpose(row), tf.compat.v1.placeholder(tf.float32, [ROWS, WIDE, NARROW]),
@@ -177,15 +186,20 @@ def mapped():
     (nested(3, 5), 5 * 3 * 2 * ROWS * WIDE * WIDE),
     (nested(10**6, 10**6), 0),
     (huge, 1 << 50),
+    (growing, 0),
     (mapped, ROWS * 2 * WIDE * WIDE * NARROW),
-], ids=["7 rounds", "7 or fewer", "no limit", "unknown", "nested", "nested without limit", "huge", "map_fn"])
-def test_operations_in_loops_count_in_each_round(step, operations):
+], ids=["7 rounds", "7 or fewer", "no limit", "unknown", "nested", "nested without limit", "huge", "a limit that grows",
+        "map_fn"])
+@pytest.mark.parametrize("is_optimized", [True, False])
+def test_operations_in_loops_count_in_each_round(step, operations, is_optimized):
     with tf.Graph().as_default() as graph:
         outputs = tf.nest.flatten(step())
-    meta_graph = tf.compat.v1.train.export_meta_graph(graph=graph, graph_def=graph.as_graph_def(add_shapes=True))
+    graph_def = graph.as_graph_def(add_shapes=True)
+    meta_graph = tf.compat.v1.train.export_meta_graph(graph=graph, graph_def=graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(tensor.name for tensor in outputs)
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1
-    lowered = grappler.add_shapes(tf_compat.optimize(config, meta_graph))
+    lowered = grappler.add_shapes(tf_compat.optimize(config, meta_graph) if is_optimized else
+                                  inline.inline(graph_def, [tensor.op.name for tensor in outputs]))
     assert any(node.op == "Enter" for node in lowered.node)
     assert operations_lib.count(graph_lib.Graph(lowered)).numbers.sum() == operations

@@ -57,7 +57,7 @@ class LoopRounds:
     def loops_of(self, name: str) -> list[str]:
         """Returns the loops that a node is in, the innermost first."""
         loops, loop = [], self.loop_of.get(name)
-        while loop is not None:  # ends, since each is entered from an outer one
+        while loop is not None and loop not in loops:  # a damaged graph may enter a loop from itself
             loops.append(loop)
             loop = self._outer[loop]
         return loops
@@ -100,7 +100,7 @@ class LoopRounds:
 
     def _most(self, condition: str) -> int | None:
         """Returns how often a condition holds at most; None if that is unknown."""
-        node = self._graph.node(condition)
+        node = self._source(condition, ("Identity",))
         inputs = self._graph.inputs(node)
         if node.op == "LogicalAnd":
             return min((most for most in map(self._most, inputs) if most is not None), default=None)
@@ -111,10 +111,7 @@ class LoopRounds:
         merge = self._source(tensor, _SAME)
         if merge.op not in _MERGES:
             return False
-        backs: list[str] = []
-        begins: list[str] = []
-        for name in self._graph.inputs(merge):
-            (backs if self._graph.node(name).op in _BACK else begins).append(name)
+        backs, begins = self._ends(merge)
         if len(backs) != 1 or len(begins) != 1 or self._constant(begins[0]) != 0:
             return False
         added = self._source(self._graph.inputs(self._graph.node(backs[0]))[0], ("Identity",))
@@ -123,9 +120,22 @@ class LoopRounds:
             self._constant(one) == 1 and self._source(other, _SAME) is merge
             for one, other in (summands, reversed(summands)))
 
+    def _ends(self, merge: node_def_pb2.NodeDef) -> tuple[list[str], list[str]]:
+        """Returns by which tensors a Merge comes back into a loop, and by which it begins."""
+        backs: list[str] = []
+        begins: list[str] = []
+        for name in self._graph.inputs(merge):
+            (backs if self._graph.node(name).op in _BACK else begins).append(name)
+        return backs, begins
+
     def _value(self, tensor: str) -> int | None:
         """Returns the value of a number that does not change within a loop; None if it is unknown."""
-        node = self._source(tensor, _PASSES_ON)
+        node = self._source(tensor, (*_ENTERS, *_SAME))
+        while node.op in _MERGES:  # ends: each time, it goes on outside of a loop
+            backs, begins = self._ends(node)
+            if len(backs) != 1 or len(begins) != 1 or self._source(backs[0], (*_BACK, *_SAME)) is not node:
+                return None
+            node = self._source(begins[0], (*_ENTERS, *_SAME))
         if node.op not in _EXITS:
             return self._constant(node.name)
         loop = self.left_by(node)
