@@ -38,7 +38,7 @@ def changes(version):
     """Returns the section of CHANGELOG.md about a version, None if there is none, and what its heading says of when."""
     for section in re.split(r"^## ", pathlib.Path("CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]:
         heading, _, text = section.partition("\n")
-        if heading.split()[0] == version:
+        if heading.partition(" ")[0] == version:
             return text.strip(), heading.removeprefix(version).strip(" ()")
     return None, ""
 
@@ -56,6 +56,9 @@ def check(version):
     if commit := git("rev-parse", "--verify", "--quiet", "--short", f"refs/tags/v{version}"):
         refuse(f"the tag 'v{version}' exists ({commit}), expected a new one; a version is released once, so take the "
                "next.")
+    if not git("var", "GIT_COMMITTER_IDENT"):
+        refuse("git does not know who makes the tag, expected a name and an address; run git config user.name and "
+               "user.email.")
     written = re.search(r'^version = "(.*)"$', pathlib.Path("pyproject.toml").read_text(), re.MULTILINE)[1]
     if written != version:
         refuse(f"pyproject.toml has the version '{written}', expected '{version}'; write it there, and commit that.")

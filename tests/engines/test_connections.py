@@ -1,6 +1,7 @@
 """How ranks find each other by sockets, with strangers about: ranks are threads of this process."""
 
 import concurrent.futures
+import errno
 import os
 import socket
 import threading
@@ -149,6 +150,15 @@ def test_ports_are_all_taken():
         port = other.getsockname()[1]
         with pytest.raises(JobError, match=f"has no free port among {port}-{port}, which TF_POSEIDON_PORT_RANGE allow"):
             connections.listen_at("127.0.0.1", {"TF_POSEIDON_PORT_RANGE": f"{port}-{port}"})
+
+
+def test_ports_that_the_user_may_not_have(monkeypatch):
+    def refuses(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "create_server", refuses)
+    with pytest.raises(ConfigurationError, match="TF_POSEIDON_PORT_RANGE is '80-90', but this user may not listen on"):
+        connections.listen_at("127.0.0.1", {"TF_POSEIDON_PORT_RANGE": "80-90"})
 
 
 @pytest.mark.parametrize("text", ["30000", "2-1", "0-5", "1-65536", "a-b", "-1-5", "30000:30010"])

@@ -128,12 +128,13 @@ def failure(text, is_echo=False):
     ([(1, None), (0, failure("ConnectionError: the network to rank 1 failed"))], 1),
     ([(1, None), (0, failure("Rank 1 has left", is_echo=True))], 1),
     ([(0, failure("ValueError: not for rank 1")), (1, None)], 0),
+    ([(1, None), (0, failure("ValueError: Shape must be at least rank 2 but is rank 1"))], 0),
     ([(0, failure("Rank 0 has heard nothing of rank 2", is_echo=True)), (1, None)], 2),
     ([(0, failure("TimeoutError: rank 2 is late")), (1, failure("JobEndedError", is_echo=True))], 2),
     ([(0, None), (1, None)], 2), ([(0, None), (1, None), (2, rank_messages.RankResult(b""))], 0),
     ([(rank, rank_messages.RankResult(b"")) for rank in range(3)], None)],
-    ids=["own error", "names one that left", "echo", "left for it", "silent", "names a silent one", "silent of three",
-         "left in order", "none"])
+    ids=["own error", "names one that left", "echo", "left for it", "of a tensor", "silent", "names a silent one",
+         "silent of three", "left in order", "none"])
 def test_what_others_say_of_a_rank_that_has_left_is_no_cause(words, first, monkeypatch):
     """Ranks leave (None) or say something, in an order; those that do neither are on a host that is cut off."""
     monkeypatch.setattr(rank_listener, "_SETTLE_S", 0.2)

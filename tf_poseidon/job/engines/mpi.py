@@ -194,7 +194,7 @@ def _check_shared_memory(ranks: int, directory: str = _SHARED_MEMORY) -> None:
         return  # none: MPI does without
     free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
     needed = mpi_library.shared_bytes(ranks)
-    if not os.access(directory, os.W_OK):
+    if not os.access(directory, os.W_OK) and not mpi_library.is_own():  # which may share memory elsewhere
         raise JobError(f"{directory} cannot be written, but MPI needs {needed >> 20} MiB there for the ranks of this "
                        f"host ({ranks}); let this user write it, or mount one (a tmpfs, in Kubernetes an emptyDir).")
     if free < mpi_library.shared_bytes(1) or size - _older_bytes(directory) < needed:

@@ -87,7 +87,7 @@ def run(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[
         all_results: Whether to return what all ranks have returned.
         mpiexec: The launcher; by default that of this Python environment, or the first in PATH.
         environment: Further environment variables of ranks.
-        timeout_s: How long the call may take, restarts and all; then ranks are ended, within about 10 s. None: as long
+        timeout_s: How long the call may take, restarts and all; then ranks are ended, within about 20 s. None: as long
             as the function takes.
 
     Returns:
@@ -180,7 +180,7 @@ class _FunctionJob:
         self._call = call
         self._timeout_s = timeout_s
         self._last = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        # All starts of the job have one name, and no other call has it.
+        # All starts of the job have one name, and no other call has it, unless the user has named it.
         own = {**os.environ, **environment}
         batch = log_lines.job(own) or f"{socket.gethostname()}-{os.getpid()}"
         self._environment = {**environment, log_lines.JOB: own.get(log_lines.JOB) or f"{batch}-{next(_numbers)}"}
@@ -405,5 +405,8 @@ def _lost(first: LostRank, failures: Sequence[FailedRank], status: int, tail: st
         number = int(said[1])
         names = {each.value: each.name for each in signal.Signals}
         how = f"was ended by signal {number} ({names.get(number, 'unknown')}) before the function had returned"
-    return JobError(f"Rank {who.rank} on {who.host} {how}; see what it has printed, and whether its host has run out "
-                    "of memory.")
+    error = JobError(f"Rank {who.rank} on {who.host} {how}; see what it has printed, and whether its host has run out "
+                     "of memory.")
+    own = next((failed for failed in failures if not failed.failure.is_echo), None)  # for the case that it is the cause
+    error.__cause__ = _raised(own, function) if own else None
+    return error

@@ -24,7 +24,8 @@ _SETTLE_S = 10.0  # what words that ranks have sent may take, after mpiexec has 
 # What `accept` says of one connection, or while the system has no room; those that wait are accepted later.
 _PASSING = {errno.ECONNABORTED, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EPROTO}
 _AGAIN_S = 0.05
-_RANK = re.compile(r"\b[Rr]ank (\d+)\b")  # of which an error speaks
+# A rank of which an error speaks, and not the rank of a tensor: "must be at least rank 2 but is rank 1".
+_RANK = re.compile(r"(?<!\bbe )(?<!\bis )(?<!\bleast )(?<!\bmost )\b[Rr]ank (\d+)\b")
 
 
 class FailedRank(NamedTuple):

@@ -95,7 +95,7 @@ def listen_at(address: str, environment: Mapping[str, str] = os.environ) -> sock
     """Returns a socket that listens at an address of this host, on a port of TF_POSEIDON_PORT_RANGE if that is set.
 
     Raises:
-        ConfigurationError: If that is no range of ports.
+        ConfigurationError: If that is no range of ports, or of some that the user may not have.
         JobError: If other programs have all of them.
     """
     text = environment.get(PORTS_VARIABLE) or "0-0"
@@ -109,10 +109,14 @@ def listen_at(address: str, environment: Mapping[str, str] = os.environ) -> sock
             return socket.create_server((address, port), backlog=1024,
                                         family=socket.AF_INET6 if ":" in address else socket.AF_INET)
         except OSError as error:
+            if error.errno == errno.EACCES:
+                raise ConfigurationError(f"The environment variable {PORTS_VARIABLE} is {shown(text)}, but this user "
+                                         f"may not listen on port {port}; allow ports above 1023.") from error
             if error.errno != errno.EADDRINUSE:
                 raise
     raise JobError(f"{socket.gethostname()} has no free port among {text}, which {PORTS_VARIABLE} allows, expected one "
-                   "for each job that starts there; allow more, or end the programs that have them.")
+                   "for each call of poseidon.run, and each rank of the engine horovod; allow more, or end the "
+                   "programs that have them.")
 
 
 def _source(address: str) -> str | None:
