@@ -248,7 +248,7 @@ def _named(status: int) -> str:
     """Returns a job's status, with the signal of which it tells: MPICH's mpiexec gives its number, others 128 more."""
     name = _SIGNALS.get(status - 128 if status > 128 else status)
     if status == signal.SIGKILL:
-        name = "SIGKILL, which also ends the other ranks when one fails; the cause is above"
+        name = "SIGKILL, which also ends the other ranks when one fails; look above for its error"
     return f"status {status} ({name})" if name else f"status {status}"
 
 
